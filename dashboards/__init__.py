@@ -1,0 +1,1 @@
+"""The Streamlit dashboard: no arithmetic of its own."""

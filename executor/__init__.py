@@ -1,0 +1,1 @@
+"""The interpreter in real time."""

@@ -1,0 +1,1 @@
+"""Saved state: safetensors and JSON."""

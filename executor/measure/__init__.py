@@ -1,0 +1,1 @@
+"""Timers, memory accounting and probes."""

@@ -1,0 +1,5 @@
+"""`python -m flopwright`."""
+
+from flopwright.cli import main
+
+main()

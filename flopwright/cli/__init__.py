@@ -1,0 +1,105 @@
+"""The command line: one file a verb, each imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any, Final
+
+import typer
+import typer.core
+
+import flopwright
+from flopwright.errors import EXIT_BAD_INPUT, InputError
+
+# verb -> one line of help; the verb's function stands in flopwright/cli/<module>.py
+VERBS: Final[dict[str, str]] = {
+    "plan": "Search the best plans of a scenario: fits or not, how fast, how dear, and why.",
+    "probe": "Measure this machine; write a cluster file and a first calibration.",
+    "export": "Write the files that launch a plan, with its expected numbers.",
+    "run": "Run one or more plans for real on this machine.",
+    "calibrate": "Fit the simulator to the store's measurements.",
+    "compare": "Show predicted against measured, before and after calibration.",
+    "rollouts": "Simulate RL rollout rounds and find the best lambda.",
+    "dashboard": "Open the dashboard in a browser.",
+    "demo": "Run the whole loop on this machine.",
+    "generate": "Write text with a checkpoint of a run.",
+    "schema": "Print the JSON Schema of a file kind, for editors.",
+    "doctor": "Say what is installed and which verbs work here.",
+}
+
+
+class _LazyGroup(typer.core.TyperGroup):
+    """Lists every verb but imports only the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"flopwright.cli.{cmd_name}")
+        app = typer.Typer(
+            add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
+        )
+        app.command(name=cmd_name, help=None)(getattr(module, cmd_name))
+        command = typer.main.get_command(app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def _version(value: bool, as_json: bool) -> None:
+    if not value:
+        return
+    if as_json:
+        from flopwright.cli.doctor import version_data
+
+        typer.echo(json.dumps(version_data()))
+    else:
+        typer.echo(f"flopwright {flopwright.__version__}")
+    raise typer.Exit
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    as_json: bool = typer.Option(
+        False, "--json", help="With --version: as JSON, with calibration ids."
+    ),
+) -> None:
+    """Capacity planner for training large language models that also runs the training."""
+    _version(version, as_json)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command line; bad input ends with exit code 2, every violation on stderr."""
+    try:
+        app(args=argv)
+    except InputError as error:
+        render_error(error, as_json="--json" in (argv if argv is not None else sys.argv))
+        sys.exit(EXIT_BAD_INPUT)
+
+
+def render_error(error: InputError, *, as_json: bool) -> None:
+    """Writes every violation to stderr (as one JSON object on stdout with --json)."""
+    if as_json:
+        typer.echo(json.dumps({"error": [v.as_dict() for v in error.violations]}))
+        return
+    count = len(error.violations)
+    typer.echo(f"{count} problem{'s' if count > 1 else ''} with the input:", err=True)
+    for violation in error.violations:
+        typer.echo(f"  {violation}", err=True)

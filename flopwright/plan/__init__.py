@@ -1,0 +1,1 @@
+"""What is decided: the plan, its groups, shards, schedules and lowered lists."""

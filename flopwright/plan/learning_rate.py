@@ -1,0 +1,28 @@
+"""The learning rate at a step: the same function prices phases and drives the optimizer."""
+
+from __future__ import annotations
+
+import math
+
+from flopwright.spec.workload import LearningRate, Workload
+
+
+def learning_rate_at(step: int, workload: Workload) -> float:
+    """Returns the learning rate of optimizer step `step` (0-based)."""
+    lr = workload.learning_rate
+    return _at(step, lr, workload.num_steps, workload.tokens_per_step)
+
+
+def _at(step: int, lr: LearningRate, num_steps: int, tokens_per_step: int) -> float:
+    if step < lr.warmup_steps:
+        return lr.peak * (step + 1) / lr.warmup_steps
+    if lr.kind == "constant":
+        return lr.peak
+    start = lr.warmup_steps
+    if lr.kind == "wsd":
+        assert lr.hold_until_tokens is not None
+        start = lr.hold_until_tokens // tokens_per_step
+        if step < start:
+            return lr.peak
+    progress = min(1.0, (step - start) / max(1, num_steps - start))
+    return lr.final + (lr.peak - lr.final) * 0.5 * (1 + math.cos(math.pi * progress))

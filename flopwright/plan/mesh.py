@@ -1,0 +1,64 @@
+"""Which ranks form which group: one place for simulator and executor.
+
+Ranks are laid out with tp fastest, then cp, dp_shard, dp_replicate and pp slowest, so that
+the chattiest groups are neighbours. Experts borrow ranks: an expert group is a run of `ep`
+neighbours inside one pipeline stage's dp_shard * cp * tp ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flopwright.plan.parallel import ParallelPlan
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # slowest first
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The ranks of a plan as an array indexed by (pp, dp_replicate, dp_shard, cp, tp)."""
+
+    plan: ParallelPlan
+
+    @property
+    def ranks(self) -> NDArray[np.int64]:
+        """All ranks, shaped by the axes."""
+        p = self.plan
+        return np.arange(p.world_size).reshape(p.pp, p.dp_replicate, p.dp_shard, p.cp, p.tp)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Returns the rank's index on every axis, and its `dp` and `ep` index."""
+        index = np.unravel_index(rank, self.ranks.shape)
+        out = {axis: int(i) for axis, i in zip(AXES, index, strict=True)}
+        out["dp"] = out["dp_replicate"] * self.plan.dp_shard + out["dp_shard"]
+        out["ep"] = (rank % (self.plan.dp_shard * self.plan.cp * self.plan.tp)) % self.plan.ep
+        return out
+
+    def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """Returns every group of the given name as rank tuples.
+
+        Names: pp, dp (replicate and shard), tp, cp, ep, edp (the ranks that hold the same
+        experts), world. Every rank stands in exactly one group of each name.
+        """
+        p, ranks = self.plan, self.ranks
+        if name == "world":
+            table = ranks.reshape(1, -1)
+        elif name == "dp":
+            table = np.moveaxis(ranks, (1, 2), (-2, -1)).reshape(-1, p.dp)
+        elif name in {"ep", "edp"}:
+            stage = ranks.reshape(p.pp, p.dp_replicate, -1, p.ep)
+            if name == "ep":
+                table = stage.reshape(-1, p.ep)
+            else:
+                table = np.moveaxis(stage, 3, 1).reshape(p.pp * p.ep, -1)
+        else:
+            axis = AXES.index(name)
+            table = np.moveaxis(ranks, axis, -1).reshape(-1, ranks.shape[axis])
+        return tuple(tuple(int(r) for r in row) for row in table)
+
+    def group_of(self, name: str, rank: int) -> tuple[int, ...]:
+        """Returns the group of that name in which `rank` stands."""
+        return next(g for g in self.groups(name) if rank in g)

@@ -1,0 +1,254 @@
+"""The parallel plan: how one training step is split over ranks, and what memory moves it makes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from flopwright.errors import Violation, nearest_divisors
+from flopwright.spec.base import Spec
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.scenario import Scenario
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b"]
+RecomputeName = Literal["none", "selective", "full"]
+
+# Saved tensors that each recompute policy drops and computes again in the backward pass,
+# by the `tag` of their TensorLife. "selective" is Kimi K2's list (arXiv 2507.20534, 2.4):
+# norms, SwiGLU and the MLA up-projections. "full" keeps only each layer's input.
+SELECTIVE_TAGS = frozenset({"norm", "swiglu", "mla_up"})
+
+
+class ParallelPlan(Spec):
+    """The split of one step.
+
+    `world_size = dp_replicate * dp_shard * tp * cp * pp`. Experts borrow ranks:
+    `ep` divides `dp_shard * cp * tp`. `global_batch_size = micro_batch_size *
+    num_microbatches * dp`; cp does not multiply it.
+
+    Attributes:
+        data_parallel: which library shards and reduces ("deepspeed", "fsdp2", "none").
+        layers_per_stage: transformer layers of each of the pp * vpp chunks; None spreads
+            them as evenly as they go, the earlier chunks taking the remainder, the last
+            chunk the fewest.
+        fp8_activations: FP8 (1x128 tiles) storage of the inputs of the MoE up-projection
+            and of SwiGLU.
+        activation_offload: the other saved activations move to host memory.
+        optimizer_offload: optimizer state lives in host memory.
+    """
+
+    dp_replicate: PositiveInt = 1
+    dp_shard: PositiveInt = 1
+    tp: PositiveInt = 1
+    pp: PositiveInt = 1
+    vpp: PositiveInt = 1
+    cp: PositiveInt = 1
+    ep: PositiveInt = 1
+    micro_batch_size: PositiveInt = 1
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    data_parallel: Literal["deepspeed", "fsdp2", "none"] = "deepspeed"
+    schedule: ScheduleName = "1f1b"
+    layers_per_stage: tuple[NonNegativeInt, ...] | None = None
+    recompute: RecomputeName = "none"
+    fp8_activations: bool = False
+    activation_offload: bool = False
+    optimizer_offload: bool = False
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel size: how many different batches a step sees at once."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world_size(self) -> int:
+        """Ranks the plan needs."""
+        return self.dp * self.tp * self.cp * self.pp
+
+    @property
+    def num_chunks(self) -> int:
+        """Pipeline chunks: pp stages times vpp virtual ones."""
+        return self.pp * self.vpp
+
+    def num_microbatches(self, global_batch_size: int) -> int:
+        """Returns the micro-batches a rank runs in one step."""
+        return global_batch_size // (self.micro_batch_size * self.dp)
+
+    def chunk_layers(self, num_layers: int) -> tuple[range, ...]:
+        """Returns the layers of each of the pp * vpp chunks, in model order."""
+        sizes = self.layers_per_stage or even_split(num_layers, self.num_chunks)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return tuple(range(s, s + n) for s, n in zip(starts, sizes, strict=True))
+
+    def stage_layers(self, num_layers: int) -> tuple[tuple[int, ...], ...]:
+        """Returns the layers held by each of the pp stages (chunk c lives on stage c mod pp)."""
+        chunks = self.chunk_layers(num_layers)
+        return tuple(
+            tuple(layer for c in range(s, self.num_chunks, self.pp) for layer in chunks[c])
+            for s in range(self.pp)
+        )
+
+    def label(self) -> str:
+        """Returns the plan's short name, e.g. 'pp16 ep16 dp128 zero1 mbs1'."""
+        parts = [
+            f"{k}{v}"
+            for k, v in (
+                ("tp", self.tp),
+                ("pp", self.pp),
+                ("vpp", self.vpp),
+                ("cp", self.cp),
+                ("ep", self.ep),
+            )
+            if v > 1
+        ]
+        parts.append(f"dp{self.dp}")
+        if self.zero_stage:
+            parts.append(f"zero{self.zero_stage}")
+        parts.append(f"mbs{self.micro_batch_size}")
+        if self.recompute != "none":
+            parts.append(self.recompute)
+        flags = (
+            ("fp8act", self.fp8_activations),
+            ("actoff", self.activation_offload),
+            ("optoff", self.optimizer_offload),
+        )
+        parts.extend(flag for flag, on in flags if on)
+        return " ".join(parts)
+
+
+def even_split(num_layers: int, chunks: int) -> tuple[int, ...]:
+    """Returns layers per chunk: as even as they go, the last chunk never the largest."""
+    base, extra = divmod(num_layers, chunks)
+    return tuple(base + (1 if i < extra else 0) for i in range(chunks))
+
+
+def plan_violations(plan: ParallelPlan, scenario: Scenario) -> tuple[Violation, ...]:
+    """Returns every rule of shape that `plan` breaks for `scenario` (memory is judged elsewhere)."""
+    found = list(_rank_rules(plan, scenario))
+    found.extend(_model_rules(plan, scenario.model))
+    found.extend(_batch_rules(plan, scenario.workload.global_batch_size))
+    if scenario.workload.seq_len > scenario.model.max_seq_len:
+        found.append(
+            Violation(
+                field="workload.seq_len",
+                value=str(scenario.workload.seq_len),
+                rule="must not exceed the model's max_seq_len",
+                limit=str(scenario.model.max_seq_len),
+                nearest_fix=f"use {scenario.model.max_seq_len}",
+            )
+        )
+    return tuple(found)
+
+
+def _rank_rules(plan: ParallelPlan, scenario: Scenario) -> list[Violation]:
+    found = []
+    if plan.world_size > scenario.cluster.num_gpus:
+        found.append(
+            Violation(
+                field="parallel.world_size",
+                value=str(plan.world_size),
+                rule="dp_replicate*dp_shard*tp*cp*pp must not exceed the cluster's GPUs",
+                limit=str(scenario.cluster.num_gpus),
+                nearest_fix=f"the cluster has {scenario.cluster.num_gpus} GPUs",
+            )
+        )
+    lending = plan.dp_shard * plan.cp * plan.tp
+    if lending % plan.ep:
+        near = ", ".join(map(str, nearest_divisors(plan.ep, lending)))
+        found.append(
+            Violation(
+                field="parallel.ep",
+                value=str(plan.ep),
+                rule=f"must divide dp_shard*cp*tp ({lending})",
+                nearest_fix=f"nearest valid: {near}",
+            )
+        )
+    return found
+
+
+def _divides(field: str, value: int, of: int, what: str) -> list[Violation]:
+    if of % value == 0:
+        return []
+    near = ", ".join(map(str, nearest_divisors(value, of)))
+    return [
+        Violation(
+            field=field,
+            value=str(value),
+            rule=f"must divide {what} ({of})",
+            nearest_fix=f"nearest valid: {near}",
+        )
+    ]
+
+
+def _model_rules(plan: ParallelPlan, model: ModelSpec) -> list[Violation]:
+    found = _divides("parallel.tp", plan.tp, model.attention.num_heads, "the attention heads")
+    if model.moe is not None:
+        found += _divides("parallel.ep", plan.ep, model.moe.num_experts, "the routed experts")
+    elif plan.ep > 1:
+        found.append(
+            Violation(
+                field="parallel.ep",
+                value=str(plan.ep),
+                rule="the model has no experts",
+                nearest_fix="use 1",
+            )
+        )
+    if plan.num_chunks > model.num_layers:
+        found.append(
+            Violation(
+                field="parallel.pp",
+                value=str(plan.pp),
+                rule="pp*vpp must not exceed the model's layers",
+                limit=str(model.num_layers),
+                nearest_fix=f"use pp*vpp of at most {model.num_layers}",
+            )
+        )
+    layers = plan.layers_per_stage
+    if layers is not None and (len(layers) != plan.num_chunks or sum(layers) != model.num_layers):
+        found.append(
+            Violation(
+                field="parallel.layers_per_stage",
+                value=str(list(layers)),
+                rule=f"needs pp*vpp ({plan.num_chunks}) entries that sum to num_layers ({model.num_layers})",
+                nearest_fix=f"use {list(even_split(model.num_layers, plan.num_chunks))}",
+            )
+        )
+    if plan.zero_stage > 1 and plan.pp > 1:
+        found.append(
+            Violation(
+                field="parallel.zero_stage",
+                value=str(plan.zero_stage),
+                rule="gradients cannot be sharded across micro-batches of a pipeline",
+                nearest_fix="use zero_stage 1 with pp above 1",
+            )
+        )
+    if (plan.vpp > 1) != (plan.schedule == "interleaved_1f1b"):
+        found.append(
+            Violation(
+                field="parallel.schedule",
+                value=plan.schedule,
+                rule="vpp above 1 and the schedule interleaved_1f1b go together",
+                nearest_fix="use interleaved_1f1b" if plan.vpp > 1 else "use 1f1b",
+            )
+        )
+    return found
+
+
+def _batch_rules(plan: ParallelPlan, global_batch_size: int) -> list[Violation]:
+    found = _divides(
+        "parallel.micro_batch_size",
+        plan.micro_batch_size * plan.dp,
+        global_batch_size,
+        "global_batch_size, as micro_batch_size*dp,",
+    )
+    microbatches = plan.num_microbatches(global_batch_size)
+    if not found and plan.vpp > 1 and microbatches % plan.pp:
+        found.append(
+            Violation(
+                field="parallel.pp",
+                value=str(plan.pp),
+                rule=f"interleaving needs num_microbatches ({microbatches}) to be a multiple of pp",
+                nearest_fix=f"nearest valid pp: {', '.join(map(str, nearest_divisors(plan.pp, microbatches)))}",
+            )
+        )
+    return found

@@ -1,0 +1,1 @@
+"""What comes out: metrics, predictions, measurements, traces, comparisons."""

@@ -1,0 +1,52 @@
+"""From a trace to exposed time by class: the classes and idle sum to the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flopwright.report.trace import TraceEvent
+
+# What counts when several things happen at once: compute hides communication.
+_PRIORITY = (
+    "forward",
+    "backward",
+    "recompute",
+    "optimizer",
+    "tp_comm",
+    "ep_comm",
+    "pp_comm",
+    "dp_comm",
+    "offload",
+)
+
+
+def exposed_time(events: Iterable[TraceEvent], rank: int, step_time_s: float) -> dict[str, float]:
+    """Returns seconds by time class on one rank, "idle" included; they sum to step_time_s.
+
+    A moment in which several events run belongs to the class of highest priority, so that
+    communication behind compute is not counted.
+    """
+    mine = [e for e in events if e.rank == rank and e.end_s > e.start_s]
+    edges = sorted(
+        {
+            0.0,
+            step_time_s,
+            *(t for e in mine for t in (e.start_s, e.end_s) if 0 <= t <= step_time_s),
+        }
+    )
+    starts = sorted(mine, key=lambda e: e.start_s)
+    active: list[TraceEvent] = []
+    out: dict[str, float] = {}
+    next_event = 0
+    for left, right in zip(edges, edges[1:], strict=False):
+        while next_event < len(starts) and starts[next_event].start_s <= left:
+            active.append(starts[next_event])
+            next_event += 1
+        active = [e for e in active if e.end_s > left]
+        cls = min((e.cls for e in active), key=_rank_of, default="idle")
+        out[cls] = out.get(cls, 0.0) + (right - left)
+    return out
+
+
+def _rank_of(cls: str) -> int:
+    return _PRIORITY.index(cls) if cls in _PRIORITY else len(_PRIORITY)

@@ -1,0 +1,1 @@
+"""What is given: models, clusters, workloads, scenarios."""

@@ -1,0 +1,35 @@
+"""The base of every record that is written in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Spec(BaseModel):
+    """A frozen record: unknown keys are refused, names in files carry no unit suffix.
+
+    A field such as `hbm_bytes` is written `hbm: 80 GiB` in a file: in the file the unit
+    stands in the value, in the program it stands in the name.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_by_alias=True,
+        validate_by_name=True,
+        serialize_by_alias=True,
+    )
+
+    def to_data(self) -> dict[str, Any]:
+        """Returns the record as plain data (quantities as text), as it stands in a file."""
+        data: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return data
+
+    def content_hash(self) -> str:
+        """Returns the first 16 hex digits of the sha256 of the record's canonical JSON."""
+        text = json.dumps(self.to_data(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

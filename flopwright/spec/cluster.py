@@ -1,0 +1,118 @@
+"""What a cluster is: processors, memory, links and prices. Every number has a source.
+
+Bandwidths are per direction and per GPU; peaks are dense. A "gpu" here is whatever one
+rank computes on: on a machine without GPUs a rank's processor is a share of its cores.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from flopwright.spec.base import Spec
+from flopwright.units import Bytes, BytesPerS, FlopsPerS, HbmBytes, Seconds, UsdPerHour, Watts
+
+Dtype = Literal["fp64", "fp32", "bf16", "fp16", "fp8"]
+DTYPE_BYTES: dict[str, int] = {
+    "fp64": 8,
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "int64": 8,
+    "int32": 4,
+}
+
+
+class GpuSpec(Spec):
+    """One processor that a rank computes on.
+
+    Attributes:
+        kind: "cuda", "rocm" or "cpu".
+        peak_flops_per_s: dense peak by dtype.
+        hbm_bytes: memory of one processor; hbm_bytes_per_s its bandwidth.
+        reserved_bytes: what the driver, context and communication library keep.
+        sources: where each number comes from.
+    """
+
+    name: str = Field(min_length=1)
+    kind: Literal["cuda", "rocm", "cpu"] = "cuda"
+    peak_flops_per_s: dict[Dtype, FlopsPerS] = Field(alias="peak_flops", min_length=1)
+    hbm_bytes: HbmBytes = Field(alias="hbm")
+    hbm_bytes_per_s: BytesPerS = Field(alias="hbm_bandwidth")
+    reserved_bytes: Bytes = Field(default=0, alias="reserved")
+    power_watts: Watts | None = Field(default=None, alias="power")
+    launch_floor_s: Seconds = Field(default=0.0, alias="launch_floor")
+    sources: dict[str, str] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _positive(self) -> Self:
+        for dtype, peak in self.peak_flops_per_s.items():
+            if peak <= 0:
+                raise ValueError(f"peak_flops.{dtype} must be above zero")
+        if self.hbm_bytes <= 0 or self.hbm_bytes_per_s <= 0:
+            raise ValueError("hbm and hbm_bandwidth must be above zero")
+        return self
+
+
+class LinkSpec(Spec):
+    """A link between ranks: bandwidth per direction and per GPU, and latency of one message."""
+
+    name: str
+    bytes_per_s: BytesPerS = Field(alias="bandwidth")
+    latency_s: Seconds = Field(alias="latency")
+    source: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _positive(self) -> Self:
+        if self.bytes_per_s <= 0:
+            raise ValueError("bandwidth must be above zero")
+        return self
+
+
+class NodeSpec(Spec):
+    """One node: its processors, the link between them, its host memory and cores."""
+
+    gpus: PositiveInt
+    gpu: GpuSpec
+    link: LinkSpec
+    host_bytes: Bytes = Field(alias="host_memory")
+    host_link: LinkSpec | None = None
+    cores: PositiveInt | None = None
+
+
+class ClusterSpec(Spec):
+    """A cluster of equal nodes.
+
+    Attributes:
+        network: the link between nodes, per GPU.
+        price_usd_per_gpu_h: list price of one GPU hour, with its source; None if unknown.
+        calibration: path or id of the calibration measured on it, if there is one.
+    """
+
+    name: str = Field(min_length=1)
+    num_nodes: PositiveInt
+    node: NodeSpec
+    network: LinkSpec | None = None
+    price_usd_per_gpu_h: UsdPerHour | None = Field(default=None, alias="price_per_gpu")
+    price_source: str = ""
+    power_usage_effectiveness: PositiveFloat = 1.0
+    mtbf_gpu_h: NonNegativeFloat | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        """Ranks the cluster can hold: one a GPU."""
+        return self.num_nodes * self.node.gpus
+
+    @model_validator(mode="after")
+    def _network(self) -> Self:
+        if self.num_nodes > 1 and self.network is None:
+            raise ValueError("a cluster of more than one node needs its network link")
+        return self
+
+    def link_between(self, ranks_per_node_in_group: int, group_size: int) -> LinkSpec:
+        """Returns the slowest link that a group of ranks crosses."""
+        if group_size <= ranks_per_node_in_group or self.network is None:
+            return self.node.link
+        return self.network

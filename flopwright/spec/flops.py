@@ -1,0 +1,36 @@
+"""Model FLOPs a token: the reporting conventions behind MFU. Executed FLOPs are in cost.py."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.parameters import num_active_params
+
+Convention = Literal["causal_half", "full", "params_only"]
+
+
+def attention_flops_per_token(
+    spec: ModelSpec, seq_len: int, convention: Convention = "causal_half"
+) -> float:
+    """Returns forward and backward FLOPs a token of the score and value products, all layers.
+
+    Forward, full square: 2 * seq_len * heads * (qk width + v width); backward twice that.
+    """
+    if convention == "params_only":
+        return 0.0
+    attn = spec.attention
+    full = (
+        3 * 2 * seq_len * attn.num_heads * (attn.qk_head_dim + attn.v_head_dim) * spec.num_layers
+    )
+    return full / 2 if convention == "causal_half" else float(full)
+
+
+def model_flops_per_token(
+    spec: ModelSpec, seq_len: int, convention: Convention = "causal_half"
+) -> float:
+    """Returns the FLOPs a trained token counts for: 6 a weight that multiplies it, plus attention.
+
+    The input embedding is a lookup and does not count; the output head does.
+    """
+    return 6.0 * num_active_params(spec) + attention_flops_per_token(spec, seq_len, convention)

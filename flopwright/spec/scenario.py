@@ -1,0 +1,37 @@
+"""A scenario: a model on a cluster with a workload, and what the planner may try."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from flopwright.spec.base import Spec
+from flopwright.spec.cluster import ClusterSpec
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.workload import Workload
+
+
+class SearchSpace(Spec):
+    """Bounds of the search; an empty list means every legal value."""
+
+    tp: tuple[PositiveInt, ...] = ()
+    pp: tuple[PositiveInt, ...] = ()
+    ep: tuple[PositiveInt, ...] = ()
+    vpp: tuple[PositiveInt, ...] = ()
+    zero_stage: tuple[Literal[0, 1, 2, 3], ...] = (0, 1)
+    micro_batch_size: tuple[PositiveInt, ...] = ()
+    recompute: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
+    memory_headroom: float = Field(default=0.05, ge=0, lt=1)
+
+
+class Scenario(Spec):
+    """Everything a plan is searched for."""
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    search: SearchSpace = SearchSpace()
+    objective: Literal["time", "cost"] = "time"

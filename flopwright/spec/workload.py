@@ -1,0 +1,101 @@
+"""What is trained: tokens, batch, context, precision, optimizer, learning rate."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from flopwright.spec.base import Spec
+from flopwright.spec.cluster import Dtype
+from flopwright.units import Tokens
+
+
+class Precision(Spec):
+    """Formats of the numbers kept: compute and weights, gradient sums, optimizer state."""
+
+    compute: Dtype = "bf16"
+    weights: Dtype = "bf16"
+    gradients: Dtype = "fp32"
+    master_weights: Dtype | None = "fp32"
+    optimizer_state: Dtype = "fp32"
+
+
+class Optimizer(Spec):
+    """The update rule; `muon` treats hidden matrices, AdamW the rest."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    weight_decay: NonNegativeFloat = 0.1
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: PositiveFloat = 1e-8
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    gradient_clip: PositiveFloat | None = 1.0
+
+    @property
+    def states_per_matrix_weight(self) -> int:
+        """State numbers kept for each weight of a hidden matrix: Muon one, AdamW two."""
+        return 1 if self.kind == "muon" else 2
+
+
+class LearningRate(Spec):
+    """A schedule in steps: linear warm-up, then constant, cosine, or WSD.
+
+    `wsd`: warm-up, hold until `hold_until_tokens`, cosine to `final` at the budget.
+    """
+
+    kind: Literal["constant", "cosine", "wsd"] = "cosine"
+    peak: PositiveFloat = 2e-4
+    final: NonNegativeFloat = 2e-5
+    warmup_steps: NonNegativeInt = 500
+    hold_until_tokens: Tokens | None = None
+
+    @model_validator(mode="after")
+    def _hold(self) -> Self:
+        if (self.kind == "wsd") != (self.hold_until_tokens is not None):
+            raise ValueError("hold_until_tokens goes with kind 'wsd', and only with it")
+        return self
+
+
+class Workload(Spec):
+    """A training run.
+
+    Attributes:
+        seq_len: tokens a sequence.
+        global_batch_size: sequences an optimizer step.
+        total_tokens: the token budget; the number of steps follows from it.
+    """
+
+    kind: Literal["pretrain"] = "pretrain"
+    seq_len: PositiveInt
+    global_batch_size: PositiveInt
+    total_tokens: Tokens
+    precision: Precision = Precision()
+    optimizer: Optimizer = Optimizer()
+    learning_rate: LearningRate = LearningRate()
+    seed: NonNegativeInt = 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.seq_len * self.global_batch_size
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps to the token budget; the last one may be partly past it."""
+        return -(-self.total_tokens // self.tokens_per_step)
+
+    @model_validator(mode="after")
+    def _one_step(self) -> Self:
+        if self.total_tokens < self.tokens_per_step:
+            raise ValueError(
+                f"total_tokens ({self.total_tokens}) must hold at least one step of {self.tokens_per_step} tokens"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Where measurements are kept."""

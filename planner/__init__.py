@@ -1,0 +1,1 @@
+"""Search for plans, and why they win."""

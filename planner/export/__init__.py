@@ -1,0 +1,1 @@
+"""Plans as files that launch them: one file a target."""

@@ -1,0 +1,82 @@
+"""A calibration: efficiency curves and factors with where they hold and how well.
+
+Seconds of an operator = floor_s + max(flops / (peak * efficiency(m, k, n)),
+moved bytes / bytes_per_s), times the factor of its time class. Efficiency saturates:
+`max_efficiency * m/(m+half_m) * k/(k+half_k) * n/(n+half_n)`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from flopwright.spec.base import Spec
+
+
+class EfficiencyCurve(Spec):
+    """One kernel class at one dtype on one processor.
+
+    Attributes:
+        peak_flops_per_s: what efficiency 1 means; None takes the GPU's datasheet peak.
+        max_efficiency: share of the peak reached at large shapes.
+        half_m, half_k, half_n: sizes at which a dimension alone halves the efficiency.
+        bytes_per_s: effective memory bandwidth; None takes memory_efficiency * datasheet.
+        floor_s: time of a call that does nothing.
+        residual_log: standard deviation of log(measured / fitted) over the fit's points.
+    """
+
+    kind: Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer"]
+    dtype: str
+    phase: Literal["forward", "backward"] = "forward"
+    peak_flops_per_s: PositiveFloat | None = None
+    max_efficiency: float = Field(default=0.7, gt=0, le=1)
+    half_m: NonNegativeFloat = 0.0
+    half_k: NonNegativeFloat = 0.0
+    half_n: NonNegativeFloat = 0.0
+    bytes_per_s: PositiveFloat | None = None
+    memory_efficiency: float = Field(default=0.8, gt=0, le=1)
+    floor_s: NonNegativeFloat = 0.0
+    residual_log: NonNegativeFloat = 0.0
+    points: int = 0
+
+
+class CollectiveCurve(Spec):
+    """One collective between `ranks` ranks on one link: alpha + bytes / bytes_per_s."""
+
+    collective: str
+    link: str
+    ranks: int
+    alpha_s: NonNegativeFloat
+    bytes_per_s: PositiveFloat
+    residual_log: NonNegativeFloat = 0.0
+    points: int = 0
+
+
+class Calibration(Spec):
+    """Curves and factors for one hardware and software stack.
+
+    Attributes:
+        stack_id: Fingerprint.stack_id() it was measured on; "" for the public prior.
+        factors: multiplier by time class (report/metrics.py), learnt from whole runs.
+        factor_log_std: standard deviation of each factor's logarithm.
+        memory_factors: multiplier by memory class, learnt from whole runs.
+        step_residual_log: standard deviation of log(measured / predicted) step time over
+            the runs it was fitted to (or, for a prior, over published runs).
+        measurements: ids of the measurements it learnt from.
+        contended_ranks: ranks that ran side by side while the points were taken.
+    """
+
+    id: str
+    created: str
+    source: str
+    stack_id: str = ""
+    curves: tuple[EfficiencyCurve, ...] = ()
+    collectives: tuple[CollectiveCurve, ...] = ()
+    host_floor_s: NonNegativeFloat = 0.0
+    factors: dict[str, PositiveFloat] = Field(default_factory=dict)
+    factor_log_std: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    memory_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
+    step_residual_log: NonNegativeFloat = 0.3
+    measurements: tuple[str, ...] = ()
+    contended_ranks: int = 1

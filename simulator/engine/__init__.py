@@ -1,0 +1,1 @@
+"""The event engine: SimPy in seconds."""

@@ -1,0 +1,1 @@
+"""Rollout rounds in simulated time."""

@@ -1,0 +1,1 @@
+"""A training step in simulated time."""
