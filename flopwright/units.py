@@ -71,7 +71,10 @@ def _ambiguous(number: float, unit: str) -> str | None:
     if match:
         prefix, rest = match.groups()
         if rest == "Bps":
-            return f"'{unit}' is read both ways: write '{number:g} {prefix}B/s' (bytes) or '{number:g} {prefix}bit/s' (bits)"
+            return (
+                f"'{unit}' is read both ways: write '{number:g} {prefix}B/s' (bytes) "
+                f"or '{number:g} {prefix}bit/s' (bits)"
+            )
         per_s = "" if rest == "b" else "/s"
         return (
             f"'{unit}' is read both ways: write '{number:g} {prefix}B{per_s}' (bytes) "

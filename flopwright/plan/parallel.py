@@ -123,7 +123,7 @@ def even_split(num_layers: int, chunks: int) -> tuple[int, ...]:
 
 
 def plan_violations(plan: ParallelPlan, scenario: Scenario) -> tuple[Violation, ...]:
-    """Returns every rule of shape that `plan` breaks for `scenario` (memory is judged elsewhere)."""
+    """Returns every rule of shape that `plan` breaks; memory is judged later."""
     found = list(_rank_rules(plan, scenario))
     found.extend(_model_rules(plan, scenario.model))
     found.extend(_batch_rules(plan, scenario.workload.global_batch_size))
@@ -209,7 +209,8 @@ def _model_rules(plan: ParallelPlan, model: ModelSpec) -> list[Violation]:
             Violation(
                 field="parallel.layers_per_stage",
                 value=str(list(layers)),
-                rule=f"needs pp*vpp ({plan.num_chunks}) entries that sum to num_layers ({model.num_layers})",
+                rule=f"needs pp*vpp ({plan.num_chunks}) entries that sum to "
+                f"num_layers ({model.num_layers})",
                 nearest_fix=f"use {list(even_split(model.num_layers, plan.num_chunks))}",
             )
         )
@@ -243,12 +244,13 @@ def _batch_rules(plan: ParallelPlan, global_batch_size: int) -> list[Violation]:
     )
     microbatches = plan.num_microbatches(global_batch_size)
     if not found and plan.vpp > 1 and microbatches % plan.pp:
+        near = ", ".join(map(str, nearest_divisors(plan.pp, microbatches)))
         found.append(
             Violation(
                 field="parallel.pp",
                 value=str(plan.pp),
-                rule=f"interleaving needs num_microbatches ({microbatches}) to be a multiple of pp",
-                nearest_fix=f"nearest valid pp: {', '.join(map(str, nearest_divisors(plan.pp, microbatches)))}",
+                rule=f"must divide num_microbatches ({microbatches}) for interleaving",
+                nearest_fix=f"nearest valid pp: {near}",
             )
         )
     return found

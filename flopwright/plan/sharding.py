@@ -29,7 +29,7 @@ class OwnedTensor:
 
 
 def tensor_split(param: ParamTensor, plan: ParallelPlan) -> int:
-    """Returns over how many ranks of a stage one copy of the tensor is cut (tp, or ep for experts)."""
+    """Returns over how many ranks of a stage one copy is cut (tp, or ep for experts)."""
     if param.role == "expert":
         return plan.ep
     if param.role in _TP_SPLIT_ROLES and not any(n in param.name for n in _TP_WHOLE_NAMES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from flopwright.report.trace import TraceEvent
@@ -38,7 +39,7 @@ def exposed_time(events: Iterable[TraceEvent], rank: int, step_time_s: float) ->
     active: list[TraceEvent] = []
     out: dict[str, float] = {}
     next_event = 0
-    for left, right in zip(edges, edges[1:], strict=False):
+    for left, right in itertools.pairwise(edges):
         while next_event < len(starts) and starts[next_event].start_s <= left:
             active.append(starts[next_event])
             next_event += 1

@@ -19,12 +19,17 @@ from flopwright.units import Tokens
 
 
 class Precision(Spec):
-    """Formats of the numbers kept: compute and weights, gradient sums, optimizer state."""
+    """Formats of the numbers kept: compute and weights, gradient sums, optimizer state.
+
+    Attributes:
+        master_weights: the copy that the optimizer updates; "none" where it updates the
+            weights themselves (they are wide enough).
+    """
 
     compute: Dtype = "bf16"
     weights: Dtype = "bf16"
     gradients: Dtype = "fp32"
-    master_weights: Dtype | None = "fp32"
+    master_weights: Dtype | Literal["none"] = "fp32"
     optimizer_state: Dtype = "fp32"
 
 
@@ -96,6 +101,7 @@ class Workload(Spec):
     def _one_step(self) -> Self:
         if self.total_tokens < self.tokens_per_step:
             raise ValueError(
-                f"total_tokens ({self.total_tokens}) must hold at least one step of {self.tokens_per_step} tokens"
+                f"total_tokens ({self.total_tokens}) must hold at least one step "
+                f"of {self.tokens_per_step} tokens"
             )
         return self
