@@ -1,0 +1,65 @@
+"""Impossible splits are named with their fix; the learning rate has its boundary values."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from flopwright.plan.learning_rate import learning_rate_at
+from flopwright.plan.parallel import ParallelPlan, plan_violations
+from flopwright.spec.load import load_scenario
+from flopwright.spec.workload import LearningRate, Workload
+
+K2 = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
+
+
+@pytest.mark.parametrize(
+    ("plan", "field", "fix"),
+    [
+        ({"pp": 64, "dp_shard": 64}, "parallel.world_size", "2048 GPUs"),
+        ({"dp_shard": 128, "ep": 48}, "parallel.ep", "nearest valid: 32, 64"),
+        ({"tp": 3}, "parallel.tp", "nearest valid: 2, 4"),
+        ({"pp": 64}, "parallel.pp", "at most 61"),
+        ({"micro_batch_size": 3}, "parallel.micro_batch_size", "nearest valid: 2, 4"),
+        ({"pp": 2, "layers_per_stage": (60, 2)}, "parallel.layers_per_stage", "[31, 30]"),
+        ({"pp": 2, "zero_stage": 3}, "parallel.zero_stage", "zero_stage 1"),
+        ({"vpp": 2}, "parallel.schedule", "interleaved_1f1b"),
+    ],
+)
+def test_each_rule_names_its_field_and_fix(plan: dict[str, object], field: str, fix: str) -> None:
+    found = {v.field: v for v in plan_violations(ParallelPlan.model_validate(plan), K2)}
+    assert field in found
+    assert fix in found[field].nearest_fix
+
+
+def test_the_published_split_breaks_no_rule() -> None:
+    assert plan_violations(ParallelPlan(pp=16, dp_shard=128, ep=16, zero_stage=1), K2) == ()
+
+
+def test_all_violations_come_at_once() -> None:
+    bad = ParallelPlan(tp=3, pp=64, dp_shard=64, ep=5, micro_batch_size=3)
+    assert len(plan_violations(bad, K2)) >= 4
+
+
+def workload(lr: LearningRate) -> Workload:
+    return Workload(seq_len=10, global_batch_size=10, total_tokens=10_000, learning_rate=lr)
+
+
+def test_cosine_starts_at_peak_and_ends_at_final() -> None:
+    w = workload(LearningRate(kind="cosine", peak=1.0, final=0.1, warmup_steps=10))
+    rates = [learning_rate_at(s, w) for s in range(101)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.55)
+    assert rates[100] == pytest.approx(0.1)
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
+
+
+def test_wsd_holds_until_its_token() -> None:
+    lr = LearningRate(kind="wsd", peak=1.0, final=0.0, warmup_steps=5, hold_until_tokens=6000)
+    rates = [learning_rate_at(s, workload(lr)) for s in range(101)]
+    assert set(rates[5:61]) == {1.0}
+    assert rates[61] < 1.0
+    assert rates[80] == pytest.approx(0.5)
+    assert rates[100] == pytest.approx(0.0)
