@@ -1,0 +1,1 @@
+"""Mixture of experts: router, routed experts, shared experts, dispatch protocol."""
