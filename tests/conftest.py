@@ -1,0 +1,61 @@
+"""Shared fixtures: services that a test may need, and the list of what was skipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Ranks of a test compute with one thread each; see docs/accuracy.md on timing.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+
+_skips: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps every test out of the user's own store and caches."""
+    if "FLOPWRIGHT_HOME" not in os.environ:
+        monkeypatch.setenv("FLOPWRIGHT_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+
+
+@pytest.fixture
+def need_service() -> Callable[[str, bool, str], None]:
+    """Returns a function that skips, by name and with the way to get it, or fails in CI."""
+
+    def need(name: str, available: bool, how: str) -> None:
+        if available:
+            return
+        message = f"needs {name}: {how}"
+        if os.environ.get("FLOPWRIGHT_REQUIRE_SERVICES") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+
+    return need
+
+
+@pytest.fixture
+def postgres_url(need_service: Callable[[str, bool, str], None]) -> str:
+    """Returns the URL of a PostgreSQL database that tests may write to."""
+    url = os.environ.get("FLOPWRIGHT_TEST_POSTGRES_URL", "")
+    how = "apt-get install postgresql, then set FLOPWRIGHT_TEST_POSTGRES_URL (see .ci/services.sh)"
+    need_service("PostgreSQL", bool(url), how)
+    return url
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Collects skips, so that CI can hold them against a committed list."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skips.append(report.nodeid)
+
+
+def pytest_sessionfinish() -> None:
+    """Writes the skipped tests to the file named in FLOPWRIGHT_SKIPS_FILE."""
+    target = os.environ.get("FLOPWRIGHT_SKIPS_FILE")
+    if target and not os.environ.get("PYTEST_XDIST_WORKER"):
+        Path(target).write_text("".join(f"{name}\n" for name in sorted(set(_skips))))
