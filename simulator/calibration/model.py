@@ -2,7 +2,8 @@
 
 Seconds of an operator = floor_s + max(flops / (peak * efficiency(m, k, n)),
 moved bytes / bytes_per_s), times the factor of its time class. Efficiency saturates:
-`max_efficiency * m/(m+half_m) * k/(k+half_k) * n/(n+half_n)`.
+`max_efficiency * m/(m+half_m) * k/(k+half_k) * n/(n+half_n)`. A collective takes
+alpha_s + bytes / bytes_per_s.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class EfficiencyCurve(Spec):
         bytes_per_s: effective memory bandwidth; None takes memory_efficiency * datasheet.
         floor_s: time of a call that does nothing.
         residual_log: standard deviation of log(measured / fitted) over the fit's points.
+        domain: smallest and largest m, k, n of the points; empty where it is not known.
     """
 
     kind: Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer"]
@@ -39,10 +41,15 @@ class EfficiencyCurve(Spec):
     floor_s: NonNegativeFloat = 0.0
     residual_log: NonNegativeFloat = 0.0
     points: int = 0
+    domain: dict[Literal["m", "k", "n"], tuple[float, float]] = Field(default_factory=dict)
 
 
 class CollectiveCurve(Spec):
-    """One collective between `ranks` ranks on one link: alpha + bytes / bytes_per_s."""
+    """One collective between `ranks` ranks on one link: alpha + bytes / bytes_per_s.
+
+    Attributes:
+        domain_bytes: smallest and largest payload of the points; None where not known.
+    """
 
     collective: str
     link: str
@@ -51,6 +58,7 @@ class CollectiveCurve(Spec):
     bytes_per_s: PositiveFloat
     residual_log: NonNegativeFloat = 0.0
     points: int = 0
+    domain_bytes: tuple[float, float] | None = None
 
 
 class Calibration(Spec):
@@ -63,6 +71,9 @@ class Calibration(Spec):
         memory_factors: multiplier by memory class, learnt from whole runs.
         step_residual_log: standard deviation of log(measured / predicted) step time over
             the runs it was fitted to (or, for a prior, over published runs).
+        step_residual_dof: degrees of freedom behind step_residual_log; None for a prior,
+            whose spread is taken as known.
+        base: id of the calibration this one was learnt from; "" if there was none.
         measurements: ids of the measurements it learnt from.
         contended_ranks: ranks that ran side by side while the points were taken.
     """
@@ -78,5 +89,7 @@ class Calibration(Spec):
     factor_log_std: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     memory_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
     step_residual_log: NonNegativeFloat = 0.3
+    step_residual_dof: PositiveFloat | None = None
+    base: str = ""
     measurements: tuple[str, ...] = ()
     contended_ranks: int = 1

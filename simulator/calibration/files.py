@@ -1,0 +1,142 @@
+"""Calibrations as files: those that ship, the user's own, and any path."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import flopwright
+from flopwright.errors import InputError, Violation, did_you_mean
+from flopwright.simulator.calibration.identity import with_id
+from flopwright.simulator.calibration.model import Calibration
+from flopwright.spec.cluster import GpuSpec
+from flopwright.spec.load import dump_yaml
+from flopwright.spec.validate import validate
+from flopwright.spec.yaml_lines import read_yaml
+
+# Fitted seeds of public tables, one file a GPU.
+SHIPPED: Final = Path(flopwright.__file__).parent / "simulator" / "hardware" / "efficiency"
+_SUFFIXES: Final = {".yaml", ".yml", ".json"}
+
+
+def own_folder() -> Path:
+    """Returns the folder of the user's own calibrations (it may not exist yet)."""
+    home = os.environ.get("FLOPWRIGHT_HOME")
+    base = Path(home).expanduser() if home else Path.home() / ".local/share/flopwright"
+    return base / "calibrations"
+
+
+def shipped_calibration_ids() -> tuple[str, ...]:
+    """Returns the ids of the calibrations that ship with the tool, sorted."""
+    return tuple(sorted(c.id for c in _shipped()))
+
+
+def _shipped() -> Iterator[Calibration]:
+    for path in sorted(SHIPPED.glob("*.yaml")):
+        yield read_calibration(path)
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Returns the calibration in a YAML or JSON file.
+
+    Raises:
+        InputError: the file cannot be read or is not a calibration; with line and field.
+    """
+    return validate(Calibration, read_yaml(path))
+
+
+def load_calibration(path_or_id: str | Path) -> Calibration:
+    """Returns a calibration by path, or by the id of a shipped or own one.
+
+    Raises:
+        InputError: no such file or id, or the file is not a calibration.
+    """
+    text = str(path_or_id)
+    if Path(text).suffix in _SUFFIXES:
+        return read_calibration(Path(text))
+    own = own_folder() / f"{text}.yaml"
+    if Path(text).name == text and own.is_file():
+        return read_calibration(own)
+    known = {c.id: c for c in _shipped()}
+    if text in known:
+        return known[text]
+    own_ids = [p.stem for p in own_folder().glob("*.yaml")]
+    raise InputError(
+        Violation(
+            field="calibration",
+            value=repr(text),
+            rule="neither a .yaml or .json file nor the id of a calibration",
+            nearest_fix=did_you_mean(text, [*known, *own_ids]),
+        )
+    )
+
+
+def save_calibration(calibration: Calibration, path: Path | None = None) -> Path:
+    """Writes a calibration in one piece and returns where it stands.
+
+    Args:
+        calibration: what to write.
+        path: a .yaml or .json file; None is the user's own folder, named by the id.
+    """
+    target = path or own_folder() / f"{calibration.id}.yaml"
+    if target.suffix not in _SUFFIXES:
+        raise InputError(
+            Violation(
+                field="out",
+                value=str(target),
+                rule="a calibration is written as YAML or JSON",
+                nearest_fix=f"use {target.name}.yaml",
+            )
+        )
+    text = (
+        calibration.model_dump_json(by_alias=True, exclude_none=True, indent=1)
+        if target.suffix == ".json"
+        else dump_yaml(calibration, header=f"{calibration.source}")
+    )
+    write_atomically(target, text)
+    return target
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a text file so that it is there whole or not at all.
+
+    Raises:
+        InputError: the folder cannot be made or the file cannot be written.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise InputError(
+            Violation(file=str(path), rule=f"cannot write the file: {error.strerror}")
+        ) from error
+
+
+def default_calibration(gpu: GpuSpec) -> Calibration:
+    """Returns the public prior for a GPU: its own shipped seed, its kind's, or the bare one.
+
+    The bare one holds no curves: the simulator then takes the defaults of EfficiencyCurve
+    on the datasheet's peaks, and a factor of 1.6 either way for the interval.
+    """
+    for name in (gpu.name, gpu.kind):
+        path = SHIPPED / f"{name}.yaml"
+        if path.is_file():
+            return read_calibration(path)
+    bare = Calibration(
+        id="bare",
+        created="",
+        source=f"no calibration is shipped for {gpu.name}: default efficiencies, assumed",
+        host_floor_s=gpu.launch_floor_s,
+        step_residual_log=0.37,
+    )
+    return with_id(bare, f"prior-{gpu.kind}")
