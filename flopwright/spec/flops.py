@@ -34,3 +34,8 @@ def model_flops_per_token(
     The input embedding is a lookup and does not count; the output head does.
     """
     return 6.0 * num_active_params(spec) + attention_flops_per_token(spec, seq_len, convention)
+
+
+def training_flops(num_active: float, tokens: float) -> float:
+    """Returns the FLOPs of a training run by 6ND (arXiv 2001.08361)."""
+    return 6.0 * num_active * tokens

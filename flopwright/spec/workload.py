@@ -97,6 +97,11 @@ class Workload(Spec):
         """Optimizer steps to the token budget; the last one may be partly past it."""
         return -(-self.total_tokens // self.tokens_per_step)
 
+    @property
+    def num_full_steps(self) -> int:
+        """Optimizer steps that lie wholly inside the token budget."""
+        return self.total_tokens // self.tokens_per_step
+
     @model_validator(mode="after")
     def _one_step(self) -> Self:
         if self.total_tokens < self.tokens_per_step:
