@@ -71,6 +71,7 @@ class Calibration(Spec):
         memory_factors: multiplier by memory class, learnt from whole runs.
         hidden_share: share of a communication class (report/metrics.py) that is hidden
             behind compute where there is compute to hide it; a class not named hides nothing.
+        sources: where other numbers of the record come from, by field name.
         step_residual_log: standard deviation of log(measured / predicted) step time over
             the runs it was fitted to (or, for a prior, over published runs).
         step_residual_dof: degrees of freedom behind step_residual_log; None for a prior,
@@ -91,6 +92,7 @@ class Calibration(Spec):
     factor_log_std: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     memory_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
     hidden_share: dict[str, float] = Field(default_factory=dict)
+    sources: dict[str, str] = Field(default_factory=dict)
     step_residual_log: NonNegativeFloat = 0.3
     step_residual_dof: PositiveFloat | None = None
     base: str = ""
