@@ -26,6 +26,7 @@ class EfficiencyCurve(Spec):
         floor_s: time of a call that does nothing.
         residual_log: standard deviation of log(measured / fitted) over the fit's points.
         domain: smallest and largest m, k, n of the points; empty where it is not known.
+        source: where the numbers come from, for a curve that no probe of ours measured.
     """
 
     kind: Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer"]
@@ -42,6 +43,7 @@ class EfficiencyCurve(Spec):
     residual_log: NonNegativeFloat = 0.0
     points: int = 0
     domain: dict[Literal["m", "k", "n"], tuple[float, float]] = Field(default_factory=dict)
+    source: str = ""
 
 
 class CollectiveCurve(Spec):
