@@ -1,0 +1,221 @@
+"""Predicted against measured, field by field, and where to look first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from flopwright.report.metrics import (
+    MEMORY_CLASSES,
+    TIME_CLASSES,
+    Interval,
+    Measurement,
+    Prediction,
+    Provenance,
+    StepMetrics,
+)
+from flopwright.spec.base import Spec
+from flopwright.units import show_bytes, show_seconds
+
+Unit = Literal["s", "tokens/s", "FLOP/s", "bytes", "fraction"]
+
+
+class MetricComparison(Spec):
+    """One number, predicted and measured, both in `unit`.
+
+    Attributes:
+        signed_error: (predicted - measured) / measured, so that +0.1 is 10 % too high;
+            None where nothing was measured.
+        in_interval: whether the measured value lies in the predicted interval; None where
+            no interval was predicted.
+    """
+
+    metric: str
+    unit: Unit
+    predicted: float
+    measured: float
+    signed_error: float | None
+    in_interval: bool | None = None
+
+
+class ClassComparison(Spec):
+    """One time or memory class, in s or bytes.
+
+    Attributes:
+        share: (predicted - measured) / measured whole (step time, or tensor bytes of the
+            fullest stage): what the class adds to the error of the whole.
+    """
+
+    name: str
+    predicted: float
+    measured: float
+    share: float
+
+
+class Finding(Spec):
+    """The class that adds most to the error of its whole."""
+
+    kind: Literal["time", "memory"]
+    name: str
+    predicted: float
+    measured: float
+    share: float
+    text: str
+
+
+class Comparison(Spec):
+    """A prediction beside the measurement of the same plan.
+
+    Attributes:
+        time_classes: their shares sum to the signed error of step_time_s.
+        memory_classes: of the fullest stage; "reserved" left out, which only the
+            measurement's allocator knows.
+        worst: what to look at first; None where neither side has classes.
+        noise_floor: how far one plan measured twice in the same launch differed.
+    """
+
+    kind: Literal["comparison"] = "comparison"
+    plan_name: str
+    measurement_id: str
+    calibration_id: str | None
+    provenance: Provenance
+    interval: Interval
+    metrics: tuple[MetricComparison, ...]
+    time_classes: tuple[ClassComparison, ...]
+    memory_classes: tuple[ClassComparison, ...]
+    worst: Finding | None
+    noise_floor: float | None = None
+
+    def error(self, metric: str) -> float | None:
+        """Returns the signed error of a metric as a fraction; None where it is not known."""
+        return next((m.signed_error for m in self.metrics if m.metric == metric), None)
+
+
+def signed_error(predicted: float, measured: float) -> float | None:
+    """Returns (predicted - measured) / measured, or None where nothing was measured."""
+    return (predicted - measured) / measured if measured else None
+
+
+def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
+    """Returns the comparison of a prediction with the measurement of the same plan."""
+    predicted, measured = prediction.metrics, measurement.metrics
+    time_classes = _classes(
+        predicted.time_s, measured.time_s, TIME_CLASSES, whole=measured.step_time_s
+    )
+    tensor_bytes = measured.tensor_memory_bytes()
+    memory_classes = (
+        _classes(
+            _fullest_stage(predicted, measured),
+            _fullest_stage(measured, measured),
+            MEMORY_CLASSES,
+            whole=tensor_bytes,
+        )
+        if tensor_bytes
+        else ()
+    )
+    return Comparison(
+        plan_name=measurement.plan_name,
+        measurement_id=measurement.id,
+        calibration_id=prediction.calibration_id,
+        provenance=prediction.provenance,
+        interval=prediction.step_time_interval,
+        metrics=_metrics(prediction, measured),
+        time_classes=time_classes,
+        memory_classes=memory_classes,
+        worst=_worst(time_classes, memory_classes),
+        noise_floor=measurement.noise_floor,
+    )
+
+
+def _metrics(prediction: Prediction, measured: StepMetrics) -> tuple[MetricComparison, ...]:
+    predicted, interval = prediction.metrics, prediction.step_time_interval
+    inside = interval.low <= measured.step_time_s <= interval.high
+    pairs: list[tuple[str, Unit, float | None, float | None]] = [
+        ("step_time_s", "s", predicted.step_time_s, measured.step_time_s),
+        ("tokens_per_s", "tokens/s", predicted.tokens_per_s, measured.tokens_per_s),
+        (
+            "tokens_per_s_per_gpu",
+            "tokens/s",
+            predicted.tokens_per_s_per_gpu,
+            measured.tokens_per_s_per_gpu,
+        ),
+        (
+            "model_flops_per_s_per_gpu",
+            "FLOP/s",
+            predicted.model_flops_per_s_per_gpu,
+            measured.model_flops_per_s_per_gpu,
+        ),
+        ("mfu", "fraction", predicted.mfu, measured.mfu),
+        ("hfu", "fraction", predicted.hfu, measured.hfu),
+    ]
+    if predicted.memory_bytes and measured.memory_bytes:
+        tensors = (predicted.tensor_memory_bytes(), measured.tensor_memory_bytes())
+        pairs.append(("tensor_memory_bytes", "bytes", *tensors))
+    return tuple(
+        MetricComparison(
+            metric=name,
+            unit=unit,
+            predicted=p,
+            measured=m,
+            signed_error=signed_error(p, m),
+            in_interval=inside if name == "step_time_s" else None,
+        )
+        for name, unit, p, m in pairs
+        if p is not None and m is not None
+    )
+
+
+def _tensors(stage: Mapping[str, int]) -> dict[str, float]:
+    return {k: float(v) for k, v in stage.items() if k != "reserved"}
+
+
+def _fullest_stage(of: StepMetrics, by: StepMetrics) -> dict[str, float]:
+    """Returns the classes of `of` at the stage that is fullest in `by`.
+
+    Where the two count stages differently, each has its own fullest stage.
+    """
+    if not of.memory_bytes:
+        return {}
+    chooser = by if len(by.memory_bytes) == len(of.memory_bytes) else of
+    sizes = [sum(_tensors(s).values()) for s in chooser.memory_bytes]
+    return _tensors(of.memory_bytes[sizes.index(max(sizes))])
+
+
+def _classes(
+    predicted: Mapping[str, float],
+    measured: Mapping[str, float],
+    order: Sequence[str],
+    *,
+    whole: float,
+) -> tuple[ClassComparison, ...]:
+    names = [*order, *sorted((set(predicted) | set(measured)) - set(order))]
+    rows = ((n, predicted.get(n, 0.0), measured.get(n, 0.0)) for n in names)
+    return tuple(
+        ClassComparison(name=n, predicted=p, measured=m, share=(p - m) / whole)
+        for n, p, m in rows
+        if p or m
+    )
+
+
+def _worst(
+    time_classes: Sequence[ClassComparison], memory_classes: Sequence[ClassComparison]
+) -> Finding | None:
+    found = [("time", c) for c in time_classes] + [("memory", c) for c in memory_classes]
+    if not found:
+        return None
+    kind, worst = max(found, key=lambda pair: abs(pair[1].share))
+    show = show_seconds if kind == "time" else show_bytes
+    whole = "step" if kind == "time" else "fullest stage's tensors"
+    side = "too much" if worst.share > 0 else "too little"
+    text = (
+        f"{worst.name} ({kind}): predicted {show(worst.predicted)}, "
+        f"measured {show(worst.measured)}; {abs(worst.share):.1%} of the {whole} {side}"
+    )
+    return Finding(
+        kind="time" if kind == "time" else "memory",
+        name=worst.name,
+        predicted=worst.predicted,
+        measured=worst.measured,
+        share=worst.share,
+        text=text,
+    )

@@ -1,0 +1,94 @@
+"""Many runs compared at once, before and after a calibration, with the summary numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Literal
+
+from flopwright.report.compare import Comparison
+from flopwright.spec.base import Spec
+
+
+class ComparedRun(Spec):
+    """One measurement with its predictions.
+
+    Attributes:
+        held_out: the calibration behind `after` did not learn from this measurement.
+        before: None where no calibration to compare with was named.
+    """
+
+    plan_name: str
+    measurement_id: str
+    held_out: bool
+    before: Comparison | None
+    after: Comparison
+
+
+class ErrorSummary(Spec):
+    """Errors over a set of runs, as fractions.
+
+    Attributes:
+        median_error, max_error: of |signed error| of the step time.
+        max_memory_error: of |signed error| of tensor memory; None where none was measured.
+        inside_interval: share of measured step times inside the predicted interval.
+    """
+
+    runs: int
+    median_error: float
+    max_error: float
+    max_memory_error: float | None
+    inside_interval: float
+
+
+class ComparisonReport(Spec):
+    """What `flopwright compare` writes.
+
+    Attributes:
+        fitted, held_out: summaries of `after` over runs learnt from and the others.
+        noise_floor: the largest noise floor of the runs; errors below it say nothing.
+    """
+
+    kind: Literal["comparison_report"] = "comparison_report"
+    before_calibration: str | None
+    after_calibration: str | None
+    runs: tuple[ComparedRun, ...]
+    before: ErrorSummary | None
+    after: ErrorSummary | None
+    fitted: ErrorSummary | None
+    held_out: ErrorSummary | None
+    noise_floor: float | None
+
+
+def summarise(comparisons: Iterable[Comparison]) -> ErrorSummary | None:
+    """Returns the summary of some comparisons, or None of none."""
+    found = tuple(comparisons)
+    errors = [abs(e) for c in found if (e := c.error("step_time_s")) is not None]
+    if not errors:
+        return None
+    memory = [abs(e) for c in found if (e := c.error("tensor_memory_bytes")) is not None]
+    inside = [m.in_interval for c in found for m in c.metrics if m.in_interval is not None]
+    return ErrorSummary(
+        runs=len(found),
+        median_error=statistics.median(errors),
+        max_error=max(errors),
+        max_memory_error=max(memory, default=None),
+        inside_interval=sum(inside) / len(inside) if inside else 0.0,
+    )
+
+
+def make_report(runs: Iterable[ComparedRun]) -> ComparisonReport:
+    """Returns the report over compared runs, in the order given."""
+    found = tuple(runs)
+    before = [r.before for r in found if r.before is not None]
+    floors = [r.after.noise_floor for r in found if r.after.noise_floor is not None]
+    return ComparisonReport(
+        before_calibration=before[0].calibration_id if before else None,
+        after_calibration=found[0].after.calibration_id if found else None,
+        runs=found,
+        before=summarise(before),
+        after=summarise(r.after for r in found),
+        fitted=summarise(r.after for r in found if not r.held_out),
+        held_out=summarise(r.after for r in found if r.held_out),
+        noise_floor=max(floors, default=None),
+    )
