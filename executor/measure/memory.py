@@ -1,0 +1,104 @@
+"""Bytes of tensors by class on this rank, counted by storage: what both interpreters can count.
+
+Activations are what autograd keeps for the backward pass: `saved_tensors_hooks` see every
+saved tensor when it is kept and when it is let go, over one step that is not timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(slots=True)
+class SavedBytes:
+    """Counts live saved storages, each once, and remembers the peak.
+
+    Attributes:
+        excluded: addresses of storages that are not activations (parameters, buffers).
+    """
+
+    excluded: frozenset[int]
+    live_bytes: int = 0
+    peak_bytes: int = 0
+    _uses: dict[int, int] = field(default_factory=dict)
+
+    def keep(self, tensor: Tensor) -> _Kept:
+        """Counts a tensor that autograd saves."""
+        storage = tensor.untyped_storage()
+        address, nbytes = storage.data_ptr(), storage.nbytes()
+        if address in self.excluded or nbytes == 0:
+            return _Kept(tensor, None, 0, 0)
+        uses = self._uses.get(address, 0)
+        self._uses[address] = uses + 1
+        if uses == 0:
+            self.live_bytes += nbytes
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return _Kept(tensor, self, address, nbytes)
+
+    def release(self, address: int, nbytes: int) -> None:
+        """Counts a tensor that autograd lets go."""
+        self._uses[address] -= 1
+        if self._uses[address] == 0:
+            del self._uses[address]
+            self.live_bytes -= nbytes
+
+
+class _Kept:
+    """What the hooks store in a tensor's place; its end is the end of the saved tensor."""
+
+    __slots__ = ("_address", "_meter", "_nbytes", "tensor")
+
+    def __init__(
+        self, tensor: Tensor, meter: SavedBytes | None, address: int, nbytes: int
+    ) -> None:
+        self.tensor = tensor
+        self._meter, self._address, self._nbytes = meter, address, nbytes
+
+    def __del__(self) -> None:
+        if self._meter is not None:
+            self._meter.release(self._address, self._nbytes)
+
+
+@contextmanager
+def saved_bytes(modules: Iterable[nn.Module]) -> Iterator[SavedBytes]:
+    """Meters what autograd saves inside, the modules' parameters and buffers left out."""
+    meter = SavedBytes(frozenset(_addresses(modules)))
+    with torch.autograd.graph.saved_tensors_hooks(meter.keep, lambda kept: kept.tensor):
+        yield meter
+
+
+def _addresses(modules: Iterable[nn.Module]) -> Iterator[int]:
+    for module in modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            yield tensor.untyped_storage().data_ptr()
+
+
+def weight_bytes(modules: Iterable[nn.Module]) -> int:
+    """Returns the bytes of all parameters and buffers, each storage once."""
+    storages = {}
+    for module in modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def fullest_by_stage(
+    ranks: Iterable[tuple[int, dict[str, int]]], num_stages: int
+) -> tuple[dict[str, int], ...]:
+    """Returns for each pipeline stage the classes of its fullest rank.
+
+    Args:
+        ranks: (stage, bytes by class) of every rank.
+        num_stages: pipeline stages.
+    """
+    fullest: list[dict[str, int]] = [{} for _ in range(num_stages)]
+    for stage, classes in ranks:
+        if sum(classes.values()) > sum(fullest[stage].values()):
+            fullest[stage] = classes
+    return tuple(fullest)

@@ -1,0 +1,1 @@
+"""Data parallelism behind one interface: shard, reduce, step, named state out."""

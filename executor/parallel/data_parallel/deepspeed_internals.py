@@ -1,0 +1,99 @@
+"""Every name inside DeepSpeed that this project touches, in one place.
+
+DeepSpeed is pinned exactly (pyproject.toml); tests/unit/executor/parallel checks these
+against the installed version, so that an upgrade which moves one fails there and not in a
+training run. DeepSpeed's engine keeps its process groups in module globals, one set a
+process; here several plans train in one process, so its ZeRO optimizer is driven directly,
+with our groups, as its own pipeline engine drives it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+PINNED_VERSION: Final = "0.19.8"
+
+# Arguments of DeepSpeedZeroOptimizer.__init__ that are passed.
+ZERO_ARGUMENTS: Final = (
+    "init_optimizer",
+    "param_names",
+    "timers",
+    "optimizer_params",
+    "contiguous_gradients",
+    "reduce_bucket_size",
+    "dp_process_group",
+    "expert_parallel_group",
+    "expert_data_parallel_group",
+    "reduce_scatter",
+    "overlap_comm",
+    "clip_grad",
+    "gradient_accumulation_dtype",
+    "communication_data_type",
+    "gradient_accumulation_steps",
+    "partition_grads",
+    "has_moe_layers",
+    "check_grad_overflow",
+    "compute_grad_norm",
+)
+# Methods that are called.
+ZERO_METHODS: Final = (
+    "reduce_gradients",
+    "step",
+    "zero_grad",
+    "set_gradient_accumulation_boundary",
+)
+# Attributes that are read or written; they stand as `self.<name>` in its source.
+ZERO_ATTRIBUTES: Final = (
+    "averaged_gradients",
+    "bit16_groups",
+    "parallel_partitioned_bit16_groups",
+    "real_dp_process_group",
+    "single_partition_of_fp32_groups",
+    "use_grad_accum_attribute",
+    "_grad_acc_hooks",
+)
+# Marks on tensors and parameters: padding pieces, experts, and the map to master copies.
+ZERO_PADDING_MARK: Final = "_zero_padding"
+EXPERT_MARKS: Final = ("allreduce", "group_name")
+MASTER_MAP_MARK: Final = "_hp_mapping"
+# What the stage's step calls around its gathering of weights.
+GATHER_TIMER: Final = "OPTIMIZER_ALLGATHER_TIMER"
+
+
+def disable_jit_builds() -> None:
+    """Keeps `init_distributed` from compiling its shared-memory collectives (minutes, a lock)."""
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def start_communication() -> None:
+    """Lets DeepSpeed adopt torch's process group, which must exist already."""
+    import deepspeed.comm
+
+    disable_jit_builds()
+    if not deepspeed.comm.is_initialized():
+        deepspeed.comm.init_distributed(dist_init_required=False, verbose=False)
+
+
+def zero_optimizer_class() -> Any:
+    """Returns DeepSpeed's ZeRO stage 1 and 2 optimizer."""
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    return DeepSpeedZeroOptimizer
+
+
+def gather_timer_name() -> str:
+    """Returns the name under which the optimizer times its gathering of weights."""
+    from deepspeed.runtime.zero import stage_1_and_2
+
+    return str(getattr(stage_1_and_2, GATHER_TIMER))
+
+
+def quiet_logging() -> None:
+    """Keeps DeepSpeed's messages to errors."""
+    import logging
+
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)

@@ -1,0 +1,119 @@
+"""Expert parallelism: the dispatcher that carries rows to the ranks of their experts and back.
+
+Gradients take the same way home. An expert's gradient is then the sum over the tokens of
+all ranks of its group, so it is reduced over the ranks that hold the same experts and
+divided by the whole data-parallel size (data_parallel/).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flopwright.executor.parallel.groups import Group
+from flopwright.models.moe.dispatch import Dispatched
+
+
+class Clock(Protocol):
+    """What the dispatcher needs of the action timer."""
+
+    def action(self, name: str, cls: str, nbytes: int = 0) -> AbstractContextManager[None]:
+        """Times what runs inside."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How the rows of one forward pass travelled.
+
+    Attributes:
+        sent, received: rows to and from each rank of the group.
+        order: position in the arrival order of each row in local-expert order.
+    """
+
+    sent: list[int]
+    received: list[int]
+    order: Tensor
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all of rows; its backward is the all-to-all the other way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        sent: list[int],
+        received: list[int],
+        group: Group,
+        clock: Clock,
+        name: str,
+    ) -> Tensor:
+        ctx.travel = (sent, received, group, clock, name)
+        return _exchange(rows, sent, received, group, clock, name)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        sent, received, group, clock, name = ctx.travel
+        back = _exchange(grad, received, sent, group, clock, f"{name}_grad")
+        return back, None, None, None, None, None
+
+
+def _exchange(
+    rows: Tensor, sent: list[int], received: list[int], group: Group, clock: Clock, name: str
+) -> Tensor:
+    rows = rows.contiguous()
+    out = rows.new_empty((sum(received), *rows.shape[1:]))
+    nbytes = rows.numel() * rows.element_size()
+    with clock.action(name, "ep_comm", nbytes):
+        dist.all_to_all_single(out, rows, received, sent, group=group.handle)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAllDispatch:
+    """Dispatcher of models/moe/dispatch.py over an expert group: nothing is dropped."""
+
+    group: Group
+    clock: Clock
+
+    def dispatch(self, rows: Tensor, counts: Tensor) -> Dispatched:
+        """Sends each row to the rank that holds its expert; see the protocol."""
+        arrived = torch.empty_like(counts)
+        with self.clock.action("ep_counts", "ep_comm", counts.numel() * 8):
+            dist.all_to_all_single(arrived, counts.contiguous(), group=self.group.handle)
+        by_source = arrived.view(self.group.size, -1)  # [source rank, local expert]
+        sent = counts.view(self.group.size, -1).sum(1).tolist()
+        received = by_source.sum(1).tolist()
+        moved = self._move(rows, sent, received, "ep_dispatch")
+        order = _by_expert(by_source, sum(received))
+        return Dispatched(
+            moved.index_select(0, order), by_source.sum(0), Route(sent, received, order)
+        )
+
+    def combine(self, rows: Tensor, handle: Any) -> Tensor:
+        """Returns the results in the order the rows were sent."""
+        assert isinstance(handle, Route)
+        back = torch.empty_like(handle.order)
+        back[handle.order] = torch.arange(len(back), device=back.device)
+        return self._move(rows.index_select(0, back), handle.received, handle.sent, "ep_combine")
+
+    def _move(self, rows: Tensor, sent: list[int], received: list[int], name: str) -> Tensor:
+        out: Tensor = _Exchange.apply(  # type: ignore[no-untyped-call]
+            rows, sent, received, self.group, self.clock, name
+        )
+        return out
+
+
+def _by_expert(by_source: Tensor, num_rows: int) -> Tensor:
+    """Returns the arrival positions in local-expert order; stable, so sources keep their order."""
+    local_experts = torch.arange(by_source.shape[1], device=by_source.device)
+    expert_of_row = local_experts.repeat(by_source.shape[0]).repeat_interleave(
+        by_source.reshape(-1), output_size=num_rows
+    )
+    return expert_of_row.argsort(stable=True)

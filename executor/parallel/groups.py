@@ -1,0 +1,115 @@
+"""Which process groups a rank stands in, built from the plan's mesh.
+
+Several plans run in one launch, so groups are shared by rank set and purpose: every rank
+must build the plans in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flopwright.plan.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group as its member sees it.
+
+    Attributes:
+        ranks: global ranks, in group order.
+        index: this rank's place in the group.
+        handle: torch's process group.
+    """
+
+    ranks: tuple[int, ...]
+    index: int
+    handle: Any
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sums `tensor` over the group in place and returns it; a group of one sends nothing."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.handle)
+        return tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of one rank under one plan (plan/mesh.py names them).
+
+    Attributes:
+        pp_forward, pp_backward: the same ranks twice. Activations and gradients cross each
+            other between two stages, and NCCL runs the messages of one communicator in
+            order: with a single one, two stages that both send first would wait forever.
+    """
+
+    world: Group
+    dp: Group
+    ep: Group
+    edp: Group
+    pp_forward: Group
+    pp_backward: Group
+    coordinates: dict[str, int]
+
+
+@dataclass(slots=True)
+class GroupRegistry:
+    """Process groups by (purpose, ranks), made once."""
+
+    _made: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
+
+    def build(self, mesh: Mesh) -> Groups:
+        """Returns this rank's groups; collective: every rank calls it with the same mesh."""
+        return Groups(
+            world=self._member(mesh, "world", "world"),
+            dp=self._member(mesh, "dp", "dp"),
+            ep=self._member(mesh, "ep", "ep"),
+            edp=self._member(mesh, "edp", "edp"),
+            pp_forward=self._member(mesh, "pp", "pp_forward"),
+            pp_backward=self._member(mesh, "pp", "pp_backward"),
+            coordinates=mesh.coordinates(dist.get_rank()),
+        )
+
+    def _member(self, mesh: Mesh, name: str, purpose: str) -> Group:
+        rank, mine = dist.get_rank(), None
+        for ranks in mesh.groups(name):
+            handle = self._handle(purpose, ranks)
+            if rank in ranks:
+                mine = Group(ranks, ranks.index(rank), handle)
+        assert mine is not None, f"rank {rank} stands in no {name} group"
+        return mine
+
+    def _handle(self, purpose: str, ranks: tuple[int, ...]) -> Any:
+        if purpose == "world":
+            return dist.group.WORLD
+        # Data-parallel groups over the same ranks may share a communicator; the two
+        # directions of a pipeline may not.
+        key = (purpose if purpose.startswith("pp") else "shared", ranks)
+        if key not in self._made:
+            self._made[key] = dist.new_group(list(ranks))
+        return self._made[key]
+
+
+def gather_bytes(data: bytes, group: Group, device: torch.device) -> list[bytes]:
+    """Returns every rank's bytes, in rank order (tensors only: no pickled objects travel)."""
+    if group.size == 1:
+        return [data]
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in group.ranks]
+    dist.all_gather(
+        sizes, torch.tensor([len(data)], dtype=torch.int64, device=device), group=group.handle
+    )
+    longest = max(int(s) for s in sizes)
+    mine = torch.zeros(longest, dtype=torch.uint8, device=device)
+    mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    rows = [torch.empty_like(mine) for _ in group.ranks]
+    dist.all_gather(rows, mine, group=group.handle)
+    return [bytes(row[: int(size)].cpu().numpy()) for row, size in zip(rows, sizes, strict=True)]
