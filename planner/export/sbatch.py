@@ -1,0 +1,66 @@
+"""The Slurm batch script of a plan: one task a node, which starts torchrun there."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+from flopwright.plan.file import PlanFile
+from flopwright.planner.export.target import RENDEZVOUS_PORT, header, placement, slug
+from flopwright.planner.export.torchrun import program_arguments, torchrun_arguments
+
+DEFAULT_TIME_LIMIT: Final = "24:00:00"
+# Seconds before the time limit at which Slurm signals the job, so that it can save its state.
+SIGNAL_BEFORE_END_S: Final = 120
+
+
+def sbatch_options(plan: PlanFile) -> tuple[str, ...]:
+    """Returns the #SBATCH options; partition, account and qos are the site's to add."""
+    where, node = placement(plan), plan.scenario.cluster.node
+    options = [
+        f"--job-name={slug(plan.name)}",
+        f"--nodes={where.nodes}",
+        "--ntasks-per-node=1",
+    ]
+    if node.gpu.kind != "cpu":
+        options.append(f"--gpus-per-node={where.ranks_per_node}")
+    if node.cores is not None:
+        options.append(f"--cpus-per-task={node.cores}")
+    if where.nodes > 1 or where.ranks_per_node == node.gpus:
+        options += ["--exclusive", "--mem=0"]
+    options += [
+        f"--time={DEFAULT_TIME_LIMIT}",
+        "--output=slurm-%j.out",
+        f"--signal=USR2@{SIGNAL_BEFORE_END_S}",
+        "--requeue",
+    ]
+    return tuple(options)
+
+
+def sbatch_script(plan: PlanFile) -> str:
+    """Returns the batch script, to be submitted from the bundle's folder."""
+    arguments = [
+        '--rdzv-endpoint="$head:$port"'
+        if a.startswith("--rdzv-endpoint=")
+        else '--nnodes="$SLURM_NNODES"'
+        if a.startswith("--nnodes=")
+        else '--rdzv-id="$SLURM_JOB_ID"'
+        if a.startswith("--rdzv-id=")
+        else shlex.quote(a)
+        for a in torchrun_arguments(plan)
+    ]
+    return (
+        "#!/usr/bin/env bash\n"
+        + "".join(f"#SBATCH {option}\n" for option in sbatch_options(plan))
+        + header(plan, "slurm")
+        + "# Submit from this folder: sbatch [--partition=P --account=A] sbatch.sh --text FOLDER\n"
+        + "set -euo pipefail\n"
+        + 'cd "$SLURM_SUBMIT_DIR"\n'
+        + ". ./ENV.sh\n"
+        + 'head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"\n'
+        + f"port={RENDEZVOUS_PORT}\n"
+        + "srun --kill-on-bad-exit=1 torchrun \\\n  "
+        + " \\\n  ".join(arguments)
+        + f" \\\n  {shlex.join(program_arguments())} "
+        + '"$@"\n'
+    )

@@ -1,0 +1,126 @@
+"""The bundle: deterministic bytes, a manifest that holds, a README that tells the numbers."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flopwright.errors import InputError
+from flopwright.plan.file import PlanFile
+from flopwright.planner.export.bundle import EXECUTABLE, bundle
+from flopwright.planner.export.folder import write_folder
+from flopwright.planner.export.readme import FILES
+from flopwright.report.check import CheckBounds
+from flopwright.report.metrics import Prediction
+from flopwright.report.trace import Trace
+from flopwright.spec.load import load_plan
+
+
+def test_same_plan_same_bytes(k2: PlanFile, prediction: Prediction, trace: Trace) -> None:
+    assert bundle(k2, prediction, trace) == bundle(k2, prediction, trace)
+
+
+def test_manifest_and_readme_name_every_file(
+    k2: PlanFile, prediction: Prediction, trace: Trace
+) -> None:
+    files = bundle(k2, prediction, trace)
+    manifest = json.loads(files["manifest.json"])
+    assert manifest["calibration_id"] == "h800-prior"
+    assert set(manifest["sha256"]) == set(files) - {"manifest.json"}
+    for name, digest in manifest["sha256"].items():
+        assert hashlib.sha256(files[name]).hexdigest() == digest
+    assert set(FILES) == set(files) - {"README.md"}
+
+
+def test_plan_loads_back_with_its_prediction(
+    k2: PlanFile, prediction: Prediction, trace: Trace, tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "b", bundle(k2, prediction, trace), executable=EXECUTABLE)
+    plan = load_plan(tmp_path / "b" / "plan.yaml")
+    assert plan.parallel == k2.parallel
+    assert plan.scenario == k2.scenario
+    assert plan.predicted is not None
+    assert plan.predicted.step_time_s == prediction.metrics.step_time_s
+    assert plan.predicted.peak_memory_bytes == 32 * 2**30
+    mode = (tmp_path / "b" / "measure.sh").stat().st_mode
+    assert mode & 0o111
+
+
+def test_readme_tells_expectations_and_the_stop_rule(
+    k2: PlanFile, prediction: Prediction, trace: Trace
+) -> None:
+    text = bundle(k2, prediction, trace)["README.md"].decode()
+    for words in (
+        "pp16 ep16 dp128 zero1 mbs1 selective",
+        "12.5 s (80% interval: 10 s to 16 s)",
+        "32.0 GiB of 80.0 GiB",
+        "## At step 20",
+        "Stop rule",
+        "median step time above 24 s",
+        "## Not expressed",
+        "deepspeed.json: pp 16 with schedule 1f1b",
+        "tokens are routed evenly",
+        "h800-prior",
+        "sbatch sbatch.sh",
+    ):
+        assert words in text, words
+
+
+def test_check_bounds_come_from_the_prediction(
+    k2: PlanFile, prediction: Prediction, trace: Trace
+) -> None:
+    bounds = CheckBounds.model_validate_json(bundle(k2, prediction, trace)["check.json"])
+    assert (bounds.step_time_low_s, bounds.step_time_high_s) == (10.0, 16.0)
+    assert bounds.peak_memory_bytes == 32 * 2**30
+    assert bounds.memory_stop_bytes < 80 * 2**30
+    # ln(163,840) = 12.007 and the margin
+    assert bounds.loss_stop == pytest.approx(12.0067 + 0.5, abs=1e-3)
+
+
+def test_trace_opens_as_chrome_json(k2: PlanFile, prediction: Prediction, trace: Trace) -> None:
+    data = json.loads(gzip.decompress(bundle(k2, prediction, trace)["predicted.trace.json.gz"]))
+    slices = [e for e in data["traceEvents"] if e["ph"] == "X"]
+    assert [e["name"] for e in slices] == ["F(0,0)", "recv"]
+    assert slices[0]["dur"] == 4e6
+    assert data["distributedInfo"]["world_size"] == 2048
+
+
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    to = tmp_path / "deep" / "bundle"
+    write_folder(to, {"a": b"1", "b.sh": b"2"}, executable={"b.sh"})
+    assert sorted(p.name for p in to.iterdir()) == ["a", "b.sh"]
+    (to / "run").mkdir()
+    with pytest.raises(InputError, match="not empty"):
+        write_folder(to, {"a": b"3"})
+    assert (to / "a").read_bytes() == b"1"
+    write_folder(to, {"a": b"3"}, force=True)
+    assert (to / "a").read_bytes() == b"3"
+    assert (to / "run").is_dir()
+    assert not list(to.parent.rglob(".export-*"))
+
+
+def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        write_folder(tmp_path / "new", {"a": b"1", "no/such/folder": b"2"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_or_link_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="not a folder"):
+        write_folder(tmp_path / "file", {"a": b"1"}, force=True)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="link"):
+        write_folder(tmp_path / "link", {"a": b"1"}, force=True)
+
+
+def test_a_single_node_readme_has_a_pasteable_command(
+    make: Callable[..., PlanFile], prediction: Prediction, trace: Trace
+) -> None:
+    files = bundle(make(dp_shard=4), prediction, trace)
+    assert ". ./ENV.sh && torchrun --nnodes=1 --nproc-per-node=4" in files["README.md"].decode()
