@@ -82,7 +82,7 @@ class RoundMetrics(Spec):
         staleness: histogram: completed attempts by the number of policy versions behind.
     """
 
-    round_time_s: PositiveFloat
+    round_time_s: NonNegativeFloat
     time_s: dict[str, NonNegativeFloat]
     tail_s: NonNegativeFloat
     gpu_idle_share: float = Field(ge=0, le=1)
