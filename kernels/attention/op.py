@@ -1,0 +1,106 @@
+"""Causal attention as an op: saves q, k, v, its output and the log-sum-exp of each row.
+
+CPU: torch's flash kernel, values padded to the query width where they differ. CUDA: torch's
+memory-efficient kernel, and the reference for float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flopwright.kernels.attention import reference
+from flopwright.kernels.linear.reference import wide_dtype
+
+
+def _pad(x: Tensor, width: int) -> Tensor:
+    return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+
+
+def _prepared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns q, k, v heads first, one key/value head for each query head, equal widths."""
+    width, repeat = max(q.shape[-1], v.shape[-1]), q.shape[2] // k.shape[2]
+    if repeat > 1:
+        k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
+    return tuple(_pad(t, width).transpose(1, 2) for t in (q, k, v))  # type: ignore[return-value]
+
+
+@torch.library.custom_op("flopwright::attention", mutates_args=())
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Returns (output [B, S, H, V], log-sum-exp [B, H, S]); see `reference.attention`."""
+    if q.is_cuda and q.dtype == torch.float64:
+        return reference.attention(q, k, v, scale)
+    queries, keys, values = _prepared(q, k, v)
+    if q.is_cuda:
+        out, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            queries, keys, values, None, True, 0.0, True, scale=scale
+        )
+        lse = lse[..., : q.shape[1]]
+    else:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            queries, keys, values, 0.0, True, scale=scale
+        )
+    out = out[..., : v.shape[-1]].transpose(1, 2)
+    return out.contiguous(), lse.contiguous()
+
+
+@attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    batch, seq, heads, _width = q.shape
+    out = q.new_empty((batch, seq, heads, v.shape[-1]))
+    return out, q.new_empty((batch, heads, seq), dtype=wide_dtype(q.dtype))
+
+
+def _cpu_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    queries, keys, values = _prepared(q, k, v)
+    width = queries.shape[-1]
+    results = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        _pad(grad, width).transpose(1, 2), queries, keys, values,
+        _pad(out, width).transpose(1, 2), lse, 0.0, True, scale=scale,
+    )  # fmt: skip
+
+    def back(g: Tensor, like: Tensor) -> Tensor:
+        g = g[..., : like.shape[-1]].transpose(1, 2)
+        if g.shape[2] != like.shape[2]:
+            g = g.reshape(*like.shape[:3], -1, like.shape[3]).sum(3)
+        return g.contiguous()
+
+    return back(results[0], q), back(results[1], k), back(results[2], v)
+
+
+@torch.library.custom_op("flopwright::attention_backward", mutates_args=())
+def attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of q, k and v."""
+    if q.is_cuda:
+        return reference.attention_backward(grad, q, k, v, out, lse, scale)
+    return _cpu_backward(grad, q, k, v, out, lse, scale)
+
+
+@attention_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(
+    ctx: Any, grad: Tensor, _grad_lse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    grads = attention_backward(grad, *ctx.saved_tensors, ctx.scale)
+    return (*grads, None)
+
+
+attention.register_autograd(_backward, setup_context=_setup)

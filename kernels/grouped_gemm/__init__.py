@@ -1,0 +1,1 @@
+"""One matrix product an expert."""

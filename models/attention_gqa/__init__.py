@@ -1,0 +1,1 @@
+"""Grouped-query and multi-head attention."""

@@ -1,0 +1,57 @@
+"""Grouped-query attention (arXiv 2305.13245); multi-head where every query has its own key."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flopwright.kernels.attention.op import attention
+from flopwright.kernels.rope.frequencies import softmax_scale
+from flopwright.kernels.rope.op import rope
+from flopwright.models.norm.module import RmsNorm
+from flopwright.models.projection.module import Projection
+from flopwright.models.rotary import RotaryTable
+from flopwright.spec.model import GqaAttention
+
+
+class GroupedQueryAttention(nn.Module):
+    """Causal GQA: [B, S, hidden] to [B, S, hidden]; rotary pairs are (i, i + width / 2)."""
+
+    def __init__(
+        self,
+        spec: GqaAttention,
+        hidden: int,
+        eps: float,
+        rotary: RotaryTable | None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.spec, self._rotary = spec, rotary
+        self.scale = softmax_scale(spec.head_dim, spec.rope.scaling if spec.rope else None)
+        q_out, kv_out = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+
+        def projection(width_in: int, width_out: int, bias: bool) -> Projection:
+            return Projection(width_in, width_out, bias=bias, dtype=dtype, device=device)
+
+        self.q_proj = projection(hidden, q_out, spec.bias)
+        self.k_proj = projection(hidden, kv_out, spec.bias)
+        self.v_proj = projection(hidden, kv_out, spec.bias)
+        self.o_proj = projection(q_out, hidden, False)
+        if spec.qk_norm:
+            self.q_norm = RmsNorm(spec.head_dim, eps, dtype=dtype, device=device)
+            self.k_norm = RmsNorm(spec.head_dim, eps, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the attended states."""
+        heads = (*x.shape[:-1], -1, self.spec.head_dim)
+        q, k, v = (p(x).view(heads) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if self.spec.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self._rotary is not None:
+            cos, sin = self._rotary(x.shape[1], x)
+            q, k = rope(q, cos, sin, 0, False), rope(k, cos, sin, 0, False)
+        out, _ = attention(q, k, v, self.scale)
+        projected: Tensor = self.o_proj(out.flatten(2))
+        return projected

@@ -1,0 +1,1 @@
+"""Dense feed-forward block."""

@@ -1,0 +1,116 @@
+"""The mixture-of-experts block: router, dispatch, routed experts, shared experts.
+
+T tokens of this rank, k choices a token, E experts, M width of an expert.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flopwright.kernels.grouped_gemm.op import grouped_gemm
+from flopwright.kernels.moe_permute.op import permute, sort_by_expert, unpermute
+from flopwright.kernels.swiglu.op import swiglu_packed
+from flopwright.models.mlp.module import FeedForward
+from flopwright.models.moe.dispatch import Dispatcher, LocalDispatch
+from flopwright.models.moe.router import Router
+from flopwright.spec.model import ModelSpec
+
+
+class Experts(nn.Module):
+    """The routed experts that live on this rank, stacked along dimension 0.
+
+    `first_expert` is the global number of the first one.
+    """
+
+    def __init__(
+        self,
+        local: int,
+        first_expert: int,
+        hidden: int,
+        width: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.first_expert = first_expert
+        self.gate_up_proj = nn.Parameter(
+            torch.empty(local, 2 * width, hidden, dtype=dtype, device=device)
+        )
+        self.down_proj = nn.Parameter(
+            torch.empty(local, hidden, width, dtype=dtype, device=device)
+        )
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Returns results [N, hidden] for rows grouped by local expert, `counts` rows each."""
+        inner = swiglu_packed(grouped_gemm(rows, self.gate_up_proj, counts))
+        results: Tensor = grouped_gemm(inner, self.down_proj, counts)
+        return results
+
+
+class MixtureOfExperts(nn.Module):
+    """Routed plus shared experts: [B, S, hidden] to [B, S, hidden].
+
+    Attributes:
+        routing_replay: [B * S, k] choices to take instead of the router's, None for its own.
+        last_choices: [B * S, k] choices of the last forward pass.
+        last_loads: [E] int64, this rank's tokens for each expert in the last forward pass.
+        loads: [E] int64, the same summed over forward passes in training mode since
+            `reset_loads`: what the bias update of a step of several micro-batches needs.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dispatcher: Dispatcher | None,
+        ep_rank: int,
+        ep_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        moe, hidden = spec.moe, spec.hidden_size
+        assert moe is not None
+        assert moe.num_experts % ep_size == 0
+        local, width = moe.num_experts // ep_size, moe.expert_intermediate_size
+        self.spec = moe
+        self.dispatcher: Dispatcher = dispatcher or LocalDispatch()
+        self.gate = Router(moe, hidden, dtype=dtype, device=device)
+        self.experts = Experts(local, ep_rank * local, hidden, width, dtype=dtype, device=device)
+        self.shared_experts = (
+            FeedForward(
+                spec.mlp.kind, hidden, moe.num_shared_experts * width, dtype=dtype, device=device
+            )
+            if moe.num_shared_experts
+            else None
+        )
+        self.routing_replay: Tensor | None = None
+        self.last_choices: Tensor | None = None
+        self.last_loads: Tensor | None = None
+        self.loads: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the weighted sum of each token's experts, plus the shared ones."""
+        tokens = x.reshape(-1, x.shape[-1])
+        choices, weights = self.gate(tokens, self.routing_replay)
+        order, place, counts = sort_by_expert(choices, self.spec.num_experts)
+        self._record(choices, counts)
+        sent = permute(tokens, order, place, self.spec.top_k)
+        arrived = self.dispatcher.dispatch(sent, counts)
+        results = self.experts(arrived.rows, arrived.counts)
+        returned = self.dispatcher.combine(results, arrived.handle)
+        routed: Tensor = unpermute(returned, weights, order, place).view(x.shape)
+        if self.shared_experts is not None:
+            routed = routed + self.shared_experts(x)
+        return routed
+
+    def _record(self, choices: Tensor, counts: Tensor) -> None:
+        self.last_choices, self.last_loads = choices, counts
+        if self.training and torch.is_grad_enabled():
+            self.loads = counts.clone() if self.loads is None else self.loads + counts
+
+    def reset_loads(self) -> None:
+        """Forgets the summed loads; call it after `gate.update_bias_`."""
+        self.loads = None

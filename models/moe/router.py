@@ -1,0 +1,77 @@
+"""The router: a linear map to expert logits, the choice, and the load-balancing bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from flopwright.kernels.linear.op import linear
+from flopwright.kernels.linear.reference import wide_dtype
+from flopwright.kernels.router.op import route
+from flopwright.spec.model import Moe
+
+
+class Router(nn.Module):
+    """Chooses experts for tokens; never sharded, every rank holds all of it.
+
+    Scores are computed in fp32 or wider. `e_score_correction_bias` is a buffer of at least
+    fp32: steps of 0.001 would vanish in bf16.
+    """
+
+    e_score_correction_bias: Tensor | None
+
+    def __init__(
+        self, spec: Moe, hidden: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.weight = nn.Parameter(
+            torch.empty(spec.num_experts, hidden, dtype=dtype, device=device)
+        )
+        biased = spec.router == "sigmoid_noaux_tc"
+        bias = torch.zeros(spec.num_experts, dtype=wide_dtype(dtype), device=device)
+        self.register_buffer("e_score_correction_bias", bias if biased else None)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        bias = self.e_score_correction_bias
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        cast = self.e_score_correction_bias
+        if bias is not None and cast is not None and cast.dtype != wide_dtype(cast.dtype):
+            self.e_score_correction_bias = bias.to(cast.device)
+        return self
+
+    def forward(self, x: Tensor, replay: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns (experts [T, k] int64, weights [T, k]) for tokens x [T, hidden].
+
+        Args:
+            replay: choices to take instead of its own; the weights stay the router's.
+        """
+        spec = self.spec
+        choices, weights, _ = route(
+            linear(x, self.weight, None, True),
+            self.e_score_correction_bias,
+            replay,
+            spec.top_k,
+            spec.num_groups,
+            spec.top_k_groups,
+            spec.router == "softmax",
+            spec.norm_top_k_prob,
+            spec.routed_scaling_factor,
+        )
+        return choices, weights
+
+    @torch.no_grad()
+    def update_bias_(self, loads: Tensor) -> None:
+        """Moves the bias by the update rate towards equal loads (arXiv 2408.15664).
+
+        b_i <- b_i + rate * sign(mean load - load_i), once a step after the optimizer.
+
+        Args:
+            loads: [num_experts] tokens each expert saw in the step, over all ranks.
+        """
+        bias = self.e_score_correction_bias
+        if bias is not None:
+            wide = loads.to(bias.dtype)
+            bias.add_(torch.sign(wide.mean() - wide), alpha=self.spec.bias_update_rate)

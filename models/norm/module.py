@@ -1,0 +1,25 @@
+"""RMSNorm as a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flopwright.kernels.rms_norm.op import rms_norm
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension."""
+
+    def __init__(
+        self, width: int, eps: float, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, dtype=dtype, device=device))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns a tensor like x."""
+        y: Tensor
+        y, _ = rms_norm(x, self.weight, self.eps)
+        return y

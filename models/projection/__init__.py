@@ -1,0 +1,1 @@
+"""Linear projection layer."""

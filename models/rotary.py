@@ -1,0 +1,40 @@
+"""Angle tables of rotary embedding: made once for each device, precision and length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flopwright.kernels.linear.reference import wide_dtype
+from flopwright.kernels.rope.frequencies import inverse_frequencies, table_scale
+from flopwright.spec.model import Rope
+
+
+class RotaryTable:
+    """cos and sin of every position and pair, at least fp32 whatever the model's dtype.
+
+    Not a buffer: casting the model to bf16 must not round the angles, and the tables are
+    derived, so a checkpoint has no use for them. All layers of a stage share one.
+    """
+
+    def __init__(self, rope: Rope, width: int) -> None:
+        self._frequencies = inverse_frequencies(rope, width)
+        self._scale = table_scale(rope.scaling)
+        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, seq_len: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (cos, sin), each [seq_len, width / 2], on `like`'s device."""
+        key = (like.device, wide_dtype(like.dtype))
+        if key not in self._tables or self._tables[key][0].shape[0] < seq_len:
+            positions = torch.arange(seq_len, dtype=torch.float64)
+            angles = positions.outer(torch.from_numpy(self._frequencies))
+            self._tables[key] = (
+                (angles.cos() * self._scale).to(key[1]).to(key[0]),
+                (angles.sin() * self._scale).to(key[1]).to(key[0]),
+            )
+        cos, sin = self._tables[key]
+        return cos[:seq_len], sin[:seq_len]
+
+    def tables(self) -> list[Tensor]:
+        """Returns the tables made so far."""
+        return [t for pair in self._tables.values() for t in pair]

@@ -1,0 +1,180 @@
+"""A stage of a transformer: any run of its layers, from the embeddings (-1) to the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from flopwright.models.attention_gqa.module import GroupedQueryAttention
+from flopwright.models.attention_mla.module import LatentAttention
+from flopwright.models.embedding.module import Embedding
+from flopwright.models.head.module import loss as loss
+from flopwright.models.mlp.module import FeedForward
+from flopwright.models.moe.dispatch import Dispatcher
+from flopwright.models.moe.module import MixtureOfExperts
+from flopwright.models.norm.module import RmsNorm
+from flopwright.models.projection.module import Projection
+from flopwright.models.rotary import RotaryTable
+from flopwright.models.transformer.init import init_weights_ as init_weights_
+from flopwright.spec.model import MlaAttention, ModelSpec
+from flopwright.spec.parameters import EMBEDDING_LAYER
+
+
+class Layer(nn.Module):
+    """Pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(
+        self, attention: nn.Module, mlp: nn.Module, norms: tuple[RmsNorm, RmsNorm]
+    ) -> None:
+        super().__init__()
+        self.input_layernorm, self.self_attn = norms[0], attention
+        self.post_attention_layernorm, self.mlp = norms[1], mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns hidden states like x [batch, seq, hidden]."""
+        x = x + self.self_attn(self.input_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Body(nn.Module):
+    """Everything under the name prefix `model.`: embeddings, layers by number, final norm."""
+
+    embed_tokens: Embedding | None
+    embed_positions: Embedding | None
+    norm: RmsNorm | None
+
+    def __init__(self, layers: dict[str, Layer]) -> None:
+        super().__init__()
+        self.embed_tokens = self.embed_positions = self.norm = None
+        self.layers = nn.ModuleDict(layers)
+
+
+class Stage(nn.Module):
+    """The given layers of a model; its parameter names are those of the whole model.
+
+    Attributes:
+        layer_numbers: layers held, ascending; -1 the embeddings, num_layers the head.
+        has_embedding, has_head: whether they are among them.
+    """
+
+    lm_head: Projection | None
+
+    def __init__(self, spec: ModelSpec, layer_numbers: tuple[int, ...], body: Body) -> None:
+        super().__init__()
+        self.spec, self.layer_numbers = spec, layer_numbers
+        self.has_embedding = EMBEDDING_LAYER in layer_numbers
+        self.has_head = spec.num_layers in layer_numbers
+        self.model = body
+        self.lm_head = None
+
+    def blocks(self) -> tuple[Layer, ...]:
+        """Returns the transformer layers held, in order."""
+        return tuple(m for m in self.model.layers.values() if isinstance(m, Layer))
+
+    def moe_blocks(self) -> dict[int, MixtureOfExperts]:
+        """Returns the mixture-of-experts blocks held, by layer number."""
+        return {
+            int(number): layer.mlp
+            for number, layer in self.model.layers.items()
+            if isinstance(layer, Layer) and isinstance(layer.mlp, MixtureOfExperts)
+        }
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns the hidden states [batch, seq, hidden] of tokens [batch, seq]."""
+        assert self.model.embed_tokens is not None
+        x: Tensor = self.model.embed_tokens(tokens)
+        if self.model.embed_positions is not None:
+            x = x + self.model.embed_positions.weight[: tokens.shape[1]]
+        return x
+
+    def head(self, x: Tensor) -> Tensor:
+        """Returns the logits [batch, seq, vocabulary] of hidden states."""
+        assert self.model.norm is not None
+        assert self.lm_head is not None
+        logits: Tensor = self.lm_head(self.model.norm(x))
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns logits where the stage holds the head, otherwise hidden states.
+
+        Args:
+            x: tokens [batch, seq] int64 where it holds the embeddings, otherwise hidden
+                states [batch, seq, hidden].
+        """
+        if self.has_embedding:
+            x = self.embed(x)
+        for block in self.blocks():
+            x = block(x)
+        return self.head(x) if self.has_head else x
+
+
+def _attention(
+    spec: ModelSpec, rotary: RotaryTable | None, dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    attn, hidden, eps = spec.attention, spec.hidden_size, spec.norm_eps
+    if isinstance(attn, MlaAttention):
+        assert rotary is not None
+        return LatentAttention(attn, hidden, eps, rotary, dtype=dtype, device=device)
+    return GroupedQueryAttention(attn, hidden, eps, rotary, dtype=dtype, device=device)
+
+
+def _rotary(spec: ModelSpec) -> RotaryTable | None:
+    attn = spec.attention
+    if isinstance(attn, MlaAttention):
+        return RotaryTable(attn.rope, attn.qk_rope_head_dim)
+    return RotaryTable(attn.rope, attn.head_dim) if attn.rope is not None else None
+
+
+def build_stage(
+    spec: ModelSpec,
+    layers: Iterable[int],
+    *,
+    dispatcher: Dispatcher | None = None,
+    ep_rank: int = 0,
+    ep_size: int = 1,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Stage:
+    """Returns a stage with the given layers, its weights unset (see `init_weights_`).
+
+    Args:
+        layers: layer numbers, -1 for the embeddings, spec.num_layers for norm and head.
+        dispatcher: how rows reach their experts; all experts local by default.
+        ep_rank, ep_size: which slice of the experts to hold: num_experts / ep_size, from
+            ep_rank * num_experts / ep_size on.
+    """
+    numbers, device = tuple(sorted(layers)), torch.device(device)
+    rotary = _rotary(spec)
+
+    def norm() -> RmsNorm:
+        return RmsNorm(spec.hidden_size, spec.norm_eps, dtype=dtype, device=device)
+
+    def feed_forward(layer: int) -> nn.Module:
+        if spec.is_moe_layer(layer):
+            return MixtureOfExperts(spec, dispatcher, ep_rank, ep_size, dtype=dtype, device=device)
+        width = spec.mlp.intermediate_size
+        return FeedForward(spec.mlp.kind, spec.hidden_size, width, dtype=dtype, device=device)
+
+    body = Body({
+        str(n): Layer(_attention(spec, rotary, dtype, device), feed_forward(n), (norm(), norm()))
+        for n in numbers
+        if 0 <= n < spec.num_layers
+    })  # fmt: skip
+    stage = Stage(spec, numbers, body)
+    if stage.has_embedding:
+        body.embed_tokens = Embedding(
+            spec.vocab_size, spec.hidden_size, dtype=dtype, device=device
+        )
+        if spec.positions == "learned":
+            body.embed_positions = Embedding(
+                spec.max_seq_len, spec.hidden_size, dtype=dtype, device=device
+            )
+    if stage.has_head:
+        body.norm = norm()
+        stage.lm_head = Projection(spec.hidden_size, spec.vocab_size, dtype=dtype, device=device)
+        if spec.tied_embeddings and body.embed_tokens is not None:
+            stage.lm_head.weight = body.embed_tokens.weight
+    return stage
