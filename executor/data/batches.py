@@ -71,9 +71,12 @@ def _epoch_starts(num_tokens: int, seq_len: int, seed: int, epoch: int) -> NDArr
     The stream is a ring: each epoch cuts it at a random phase into floor(N / seq_len)
     sequences (one, where the text is shorter than a sequence) and shuffles them.
     """
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
-    phase = int(rng.integers(num_tokens))
-    order = rng.permutation(max(1, num_tokens // seq_len)).astype(np.int64)
+    # Raw words of the bit generator: NumPy keeps them equal in every version, which it does
+    # not promise for Generator.permutation.
+    count = max(1, num_tokens // seq_len)
+    raw = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(count + 1)
+    phase = int(raw[0]) % num_tokens
+    order = np.argsort(raw[1:], kind="stable").astype(np.int64)
     return (order * seq_len + phase) % num_tokens
 
 
