@@ -1,0 +1,119 @@
+"""Plans that do not fit: what they lack, where, and the smallest change that would fit."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from flopwright.errors import Violation
+from flopwright.planner.ranking import Ints, Priced, layout_ids
+from flopwright.planner.result import InfeasiblePlan
+from flopwright.simulator.training.candidates import RECOMPUTES, Candidates
+from flopwright.spec.scenario import Scenario
+from flopwright.units import show_bytes, show_seconds
+
+# Axes by which a fix may differ, the cheapest change first.
+_FIX_AXES: Final = (
+    "layout",
+    "fp8_activations",
+    "recompute",
+    "activation_offload",
+    "optimizer_offload",
+    "zero_stage",
+    "micro_batch_size",
+    "vpp",
+    "ep",
+    "tp",
+    "pp",
+)
+
+
+def nearest_infeasible(priced: Priced, scenario: Scenario, count: int) -> Ints:
+    """Returns candidates that lack memory: the fastest where something fits, else the closest.
+
+    One a layout, so that the list shows different ways.
+    """
+    outside = np.flatnonzero(~priced.fits)
+    if not len(outside):
+        return outside
+    if priced.fits.any():
+        best = priced.step_time_s[priced.fits].min()
+        outside = outside[priced.step_time_s[outside] < best]
+        by = priced.step_time_s
+    else:
+        by = priced.peak_bytes
+    outside = outside[np.argsort(by[outside], kind="stable")]
+    ids = layout_ids(priced.candidates)[outside]
+    _, first = np.unique(ids, return_index=True)
+    return outside[np.sort(first)][:count]
+
+
+def describe(priced: Priced, index: int, scenario: Scenario) -> InfeasiblePlan:
+    """Returns candidate `index` as an infeasible plan with its violation and nearest fix."""
+    limit = scenario.cluster.node.gpu.hbm_bytes
+    peak, stage = int(priced.peak_bytes[index]), int(priced.peak_stage[index])
+    missing = peak - limit
+    if missing > 0:
+        found = Violation(
+            field="memory",
+            value=show_bytes(peak),
+            rule=f"a GPU of stage {stage} needs {show_bytes(missing)} more than it has",
+            limit=show_bytes(limit),
+            nearest_fix=_fix(priced, index),
+        )
+    else:
+        host = scenario.cluster.node.host_bytes
+        found = Violation(
+            field="host_memory",
+            rule="what is offloaded does not fit in the node's host memory",
+            limit=show_bytes(host),
+            nearest_fix=_fix(priced, index),
+        )
+    return InfeasiblePlan(
+        plan=priced.candidates.plan(index),
+        step_time_s=float(priced.step_time_s[index]),
+        peak_memory_bytes=peak,
+        missing_bytes=max(missing, 0),
+        stage=stage,
+        violations=(found,),
+    )
+
+
+def _fix(priced: Priced, index: int) -> str:
+    """Returns the fitting plan that differs in the fewest axes, as text; "" if nothing fits."""
+    c = priced.candidates
+    fitting = np.flatnonzero(priced.fits)
+    if not len(fitting):
+        return ""
+    differs = np.stack([getattr(c, n)[fitting] != getattr(c, n)[index] for n in _FIX_AXES])
+    weight = np.arange(1, len(_FIX_AXES) + 1)[:, None]
+    keys = (differs.sum(axis=0), (differs * weight).sum(axis=0), priced.step_time_s[fitting])
+    chosen = int(fitting[np.lexsort(keys[::-1])[0]])
+    changes = [
+        _change(c, n, chosen) for n in _FIX_AXES if getattr(c, n)[chosen] != getattr(c, n)[index]
+    ]
+    return f"{', '.join(changes)}: fits at {show_seconds(priced.step_time_s[chosen])} a step"
+
+
+def _change(c: Candidates, name: str, index: int) -> str:
+    value = int(getattr(c, name)[index])
+    if name == "recompute":
+        return f"recompute {RECOMPUTES[value]}"
+    if name == "layout":
+        layers = c.plan(index).layers_per_stage
+        return "layers spread evenly" if layers is None else f"layers {_runs(layers)}"
+    if name.endswith("offload") or name == "fp8_activations":
+        return f"{name} {'on' if value else 'off'}"
+    return f"{name} {value}"
+
+
+def _runs(layers: tuple[int, ...]) -> str:
+    """Returns 3,4,4,4,3 as '3+3x4+3'."""
+    runs: list[list[int]] = []
+    for n in layers:
+        if runs and runs[-1][0] == n:
+            runs[-1][1] += 1
+        else:
+            runs.append([n, 1])
+    return "+".join(f"{count}x{n}" if count > 1 else str(n) for n, count in runs)

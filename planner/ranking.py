@@ -1,0 +1,97 @@
+"""The order of priced candidates: who fits, who is best, deterministic where equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flopwright.simulator.training.candidates import Candidates, axis_names
+from flopwright.spec.scenario import Scenario
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+# What makes a layout: the rest (recompute, storage, offload, split) are its variants.
+LAYOUT_AXES: Final = (
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "dp_replicate",
+    "dp_shard",
+    "micro_batch_size",
+    "zero_stage",
+    "schedule",
+)
+# Times closer than this (relative) count as equal: then memory, then simplicity decide.
+TIE: Final = 1e-9
+_SWITCHES: Final = ("activation_offload", "optimizer_offload", "fp8_activations", "recompute")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Candidates with what the simulator says of them.
+
+    Attributes:
+        step_time_s: by candidate; peak_bytes of the fullest GPU, on stage `peak_stage`.
+        fits: the simulator's own verdict (GPU and host memory).
+    """
+
+    candidates: Candidates
+    step_time_s: Floats
+    peak_bytes: Floats
+    peak_stage: Ints
+    fits: Bools
+
+
+def objective_value(priced: Priced, scenario: Scenario) -> Floats:
+    """Returns what is minimised: step time, or GPU-seconds a step for cost."""
+    if scenario.objective == "cost":
+        return np.asarray(priced.step_time_s * priced.candidates.world_size)
+    return priced.step_time_s
+
+
+def headroom(priced: Priced, scenario: Scenario) -> Floats:
+    """Returns the share of GPU memory that each candidate leaves free (negative: it lacks)."""
+    return np.asarray(1.0 - priced.peak_bytes / scenario.cluster.node.gpu.hbm_bytes)
+
+
+def comfortable(priced: Priced, scenario: Scenario) -> Bools:
+    """Returns True where a candidate fits and leaves the headroom the scenario asks for."""
+    return np.asarray(
+        priced.fits & (headroom(priced, scenario) >= scenario.search.memory_headroom)
+    )
+
+
+def order(priced: Priced, scenario: Scenario) -> Ints:
+    """Returns candidate indices, best first.
+
+    First those with the asked headroom, then those that fit, then the rest; within each by
+    objective, then by how few memory switches are on, then by peak memory, then by the
+    axes themselves, so that equal inputs always give the same order.
+    """
+    value = objective_value(priced, scenario)
+    rounded = np.round(np.log(value) / TIE)
+    c = priced.candidates
+    tier = np.where(comfortable(priced, scenario), 0, np.where(priced.fits, 1, 2))
+    switches = sum(getattr(c, n) for n in _SWITCHES)
+    keys = (tier, rounded, switches, priced.peak_bytes, *(getattr(c, n) for n in axis_names()))
+    return np.lexsort(keys[::-1])
+
+
+def layout_ids(candidates: Candidates) -> Ints:
+    """Returns an id for each candidate that is equal exactly within a layout."""
+    table = np.stack([getattr(candidates, n) for n in LAYOUT_AXES], axis=1)
+    _, ids = np.unique(table, axis=0, return_inverse=True)
+    return np.asarray(ids).reshape(-1)
+
+
+def best_of_each_layout(ordered: Ints, ids: Ints) -> Ints:
+    """Returns the entries of `ordered` that are the first of their layout, in order."""
+    _, first = np.unique(ids[ordered], return_index=True)
+    return ordered[np.sort(first)]

@@ -1,0 +1,83 @@
+"""What a search returns: the verdict, the best plans, and what does not fit and why."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from flopwright.errors import Violation
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.report.metrics import Prediction
+from flopwright.spec.base import Spec
+
+Verdict = Literal["fits", "tight", "does_not_fit"]
+
+
+class RankedPlan(Spec):
+    """One plan that fits.
+
+    Attributes:
+        rank: 1 is best; one plan a layout, the layout's best, is listed.
+        headroom: share of GPU memory left at the peak of the fullest stage.
+        variants: plans of the same layout that fit (other recompute, storage, split).
+    """
+
+    rank: int
+    plan: ParallelPlan
+    prediction: Prediction
+    headroom: float
+    variants: int = 1
+
+
+class InfeasiblePlan(Spec):
+    """One plan that does not fit.
+
+    Attributes:
+        step_time_s: what its step would take with enough memory.
+        missing_bytes: memory lacking on the GPUs of stage `stage`.
+        violations: rule, value, limit and nearest fix.
+    """
+
+    plan: ParallelPlan
+    step_time_s: float
+    peak_memory_bytes: int
+    missing_bytes: int
+    stage: int
+    violations: tuple[Violation, ...]
+
+
+class TradeOff(Spec):
+    """One plan of the front: no other is better in time, headroom and cost at once."""
+
+    plan: ParallelPlan
+    step_time_s: float
+    headroom: float
+    gpus: int
+
+
+class SearchResult(Spec):
+    """The outcome of a search.
+
+    Attributes:
+        verdict: "fits"; "tight" where the best plan leaves less than the headroom asked
+            for; "does_not_fit".
+        candidates: legal plans priced; fit: those that fit the GPU's memory.
+        ranked: the best plan of each layout, best first.
+        infeasible: plans that lack memory: faster ones first where something fits,
+            else the nearest to fitting.
+        front: time against headroom against cost.
+    """
+
+    verdict: Verdict
+    candidates: int
+    fit: int
+    headroom_asked: float
+    ranked: tuple[RankedPlan, ...] = ()
+    infeasible: tuple[InfeasiblePlan, ...] = ()
+    front: tuple[TradeOff, ...] = Field(default=())
+
+    @property
+    def best(self) -> RankedPlan | None:
+        """The best plan, None where nothing fits."""
+        return self.ranked[0] if self.ranked else None

@@ -1,0 +1,163 @@
+"""The space is exactly the legal plans of its bounds: no more, no fewer, no twins."""
+
+import itertools
+
+import pytest
+
+from flopwright.errors import InputError
+from flopwright.plan.parallel import ParallelPlan, even_split, plan_violations
+from flopwright.planner.constraints import violations
+from flopwright.planner.space import (
+    legal_candidates,
+    light_ends_split,
+    rule_counts,
+)
+from flopwright.spec.load import load_scenario
+from flopwright.spec.scenario import Scenario, SearchSpace
+
+K2 = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
+MINI = load_scenario("kimi_k2_mini_2cpu_fp32")
+
+
+def _plans(scenario: Scenario, **fixed: int | str | bool) -> list[ParallelPlan]:
+    candidates = legal_candidates(scenario, fixed)
+    return [candidates.plan(i) for i in range(len(candidates))]
+
+
+def test_the_mini_space_equals_brute_force_over_every_plan() -> None:
+    expected = set()
+    for dp, tp, pp, vpp, ep, zero in itertools.product(
+        (1, 2), (1, 2), (1, 2), (1, 2, 3, 4), (1, 2), (0, 1)
+    ):
+        chunks = pp * vpp
+        splits: set[tuple[int, ...] | None] = {None}
+        if 1 < chunks <= MINI.model.num_layers:
+            light = light_ends_split(MINI.model.num_layers, chunks)
+            if light != even_split(MINI.model.num_layers, chunks):
+                splits.add(light)
+        for layers in splits:
+            plan = ParallelPlan(
+                dp_shard=dp,
+                tp=tp,
+                pp=pp,
+                vpp=vpp,
+                ep=ep,
+                zero_stage=zero,
+                micro_batch_size=4,
+                schedule="interleaved_1f1b" if vpp > 1 else "1f1b",
+                layers_per_stage=layers,
+            )
+            if not violations(plan, MINI):
+                expected.add(plan)
+    found = _plans(MINI)
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+
+
+def test_the_three_demo_plans_are_candidates() -> None:
+    labels = {p.label() for p in _plans(MINI)}
+    assert {"dp2 zero1 mbs4", "pp2 dp1 mbs4", "ep2 dp2 zero1 mbs4"} <= labels
+
+
+def test_every_k2_candidate_is_legal_and_the_published_family_is_there() -> None:
+    candidates = legal_candidates(K2)
+    for i in range(0, len(candidates), 997):
+        plan = candidates.plan(i)
+        assert not plan_violations(plan, K2)
+        assert plan.world_size == 2048
+    published = _plans(
+        K2,
+        pp=16,
+        ep=16,
+        zero_stage=1,
+        recompute="selective",
+        fp8_activations=True,
+        activation_offload=True,
+    )
+    splits = {p.layers_per_stage for p in published if p.vpp == 1}
+    assert splits == {None, (3, *(4,) * 13, 3, 3)}
+
+
+def test_search_lists_bound_the_space() -> None:
+    search = SearchSpace(
+        tp=(2,), pp=(8, 16), ep=(8,), vpp=(1,), micro_batch_size=(2,), recompute=("full",)
+    )
+    plans = _plans(K2.model_copy(update={"search": search}))
+    assert {p.tp for p in plans} == {2}
+    assert {p.pp for p in plans} == {8, 16}
+    assert {p.ep for p in plans} == {8}
+    assert {p.micro_batch_size for p in plans} == {2}
+    assert {p.recompute for p in plans} == {"full"}
+
+
+def test_fixed_fields_hold_and_may_leave_the_lists() -> None:
+    plans = _plans(K2, pp=16, micro_batch_size=4, recompute="full", optimizer_offload=True)
+    assert plans
+    assert all(p.pp == 16 and p.micro_batch_size == 4 for p in plans)
+    assert all(p.recompute == "full" and p.optimizer_offload for p in plans)
+    assert all(p.dp == 64 for p in _plans(K2, dp=64))
+
+
+@pytest.mark.parametrize(
+    ("fixed", "fields"),
+    [
+        ({"pp": 3}, {"parallel.world_size"}),
+        ({"tp": 3}, {"parallel.tp", "parallel.world_size"}),
+        ({"ep": 7}, {"parallel.ep"}),
+        ({"pp": 16, "dp": 16}, set()),
+        ({"pp": 16, "dp": 16, "tp": 1}, {"parallel.world_size"}),
+        ({"pp": 2, "zero_stage": 3}, {"parallel.zero_stage"}),
+        ({"schedule": "gpipe", "vpp": 2}, {"parallel.schedule"}),
+    ],
+)
+def test_impossible_fixed_fields_name_each_rule(fixed, fields) -> None:
+    if not fields:
+        assert _plans(K2, **fixed)
+        return
+    with pytest.raises(InputError) as caught:
+        legal_candidates(K2, fixed)
+    assert fields <= {v.field for v in caught.value.violations}
+    assert any(v.nearest_fix for v in caught.value.violations)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "text"),
+    [
+        ({"recompute": "selectiv"}, "did you mean 'selective'"),
+        ({"microbatch": 1}, "did you mean 'micro_batch_size'"),
+        ({"zero_stage": 4}, "0 to 3"),
+        ({"pp": 0}, "at least 1"),
+    ],
+)
+def test_wrong_fixed_fields_are_refused(fixed, text) -> None:
+    with pytest.raises(InputError, match=text):
+        legal_candidates(K2, fixed)
+
+
+def test_light_ends_split_is_k2s() -> None:
+    assert light_ends_split(61, 16) == (3, *(4,) * 13, 3, 3)
+    assert light_ends_split(60, 16) == (3, *(4,) * 12, 3, 3, 3)
+    assert light_ends_split(64, 16) == (4,) * 16
+    for layers, chunks in itertools.product(range(1, 40), range(1, 12)):
+        if chunks <= layers:
+            split = light_ends_split(layers, chunks)
+            assert sum(split) == layers
+            assert len(split) == chunks
+            assert max(split) - min(split) <= 1
+
+
+def test_hybrid_sharding_appears_with_zero_3_only() -> None:
+    search = SearchSpace(zero_stage=(0, 1, 3), pp=(1,), tp=(8,), micro_batch_size=(1,))
+    plans = _plans(K2.model_copy(update={"search": search}))
+    assert {p.zero_stage for p in plans if p.dp_replicate > 1} == {3}
+
+
+def test_cost_tries_smaller_clusters() -> None:
+    plans = _plans(K2.model_copy(update={"objective": "cost"}), pp=16, ep=16, tp=1)
+    assert {p.world_size for p in plans} == {2048, 1024, 512, 256}
+
+
+def test_rule_counts_name_every_rule() -> None:
+    counts = rule_counts(K2)
+    assert counts["chunks"] > 0
+    assert counts["heads"] == 0
