@@ -13,58 +13,77 @@ from typing import Any, Final
 
 import torch
 
+from flopwright.executor.measure.fingerprint import fingerprint
 from flopwright.executor.measure.probe_cases import KIND_NAMES, ProbeCase
 from flopwright.executor.measure.probe_collectives import SIZES, probe_collectives
 from flopwright.executor.measure.probe_timing import Clock, Ranks, spread, time_calls
 from flopwright.ops import OpKind, OpTable, Phase
+from flopwright.plan.file import PlanFile
 from flopwright.report.metrics import Fingerprint
 from flopwright.report.probe import OperatorPoint, ProbeReport
 
-# Shares of the time budget; what the operators leave goes to nobody.
+# Shares of the time budget.
 _COLLECTIVE_SHARE: Final = 0.35
 _OPTIMIZER_SHARE: Final = 0.05
 _OPTIMIZER_NUMEL: Final = (2**14, 2**18, 2**20, 2**22)
 
 
 def run_probe(
-    fingerprint: Fingerprint,
-    cases: Sequence[ProbeCase],
+    device: torch.device,
+    plans: Sequence[PlanFile] = (),
     *,
-    device: torch.device | None = None,
     budget_s: float = 60.0,
     progress: Callable[[str], None] | None = None,
-    collective_sizes: tuple[int, ...] = SIZES,
 ) -> ProbeReport:
     """Returns what this machine does; every rank of the process group calls it together.
 
     Args:
+        device: this rank's device.
+        plans: the shapes their models need are measured; a grid that spans the rest always.
+        budget_s: seconds to spend, which decides the repeats.
+        progress: called on rank 0 with what comes next.
+    """
+    from flopwright.executor.measure.probe_points import cases_for
+
+    return measure_cases(
+        cases_for(plans, device.type),
+        fingerprint(Ranks(device).size, device.type),
+        device,
+        budget_s=budget_s,
+        progress=progress,
+    )
+
+
+def measure_cases(
+    cases: Sequence[ProbeCase],
+    fingerprint: Fingerprint,
+    device: torch.device,
+    *,
+    budget_s: float = 60.0,
+    progress: Callable[[str], None] | None = None,
+    collective_sizes: tuple[int, ...] = SIZES,
+) -> ProbeReport:
+    """Returns the report over the given cases; collective, as `run_probe`.
+
+    Args:
+        cases: from `probe_points`; those that are not essential are left out once the
+            budget is spent, the others are run three times whatever the budget.
         fingerprint: of this launch; the calibration will be bound to it.
-        cases: from `probe_points.shapes_for` and `grid_cases`; those that are not
-            essential are left out once the budget is spent.
-        device: where to run; the CPU by default.
-        budget_s: seconds to spend, which decides the repeats. Every essential point is run
-            at least three times, whatever the budget.
+        device: this rank's device.
+        budget_s: seconds to spend.
         progress: called on rank 0 with what comes next.
         collective_sizes: payloads in bytes.
     """
-    ranks = Ranks(device or torch.device("cpu"))
-    clock = Clock(ranks.device)
+    ranks, clock = Ranks(device), Clock(device)
     tell = progress if progress is not None and ranks.rank == 0 else _silent
-    deadline = time.monotonic() + budget_s * (1 - _COLLECTIVE_SHARE * (ranks.size > 1))
-    for_operators = (deadline - time.monotonic()) * (1 - _OPTIMIZER_SHARE)
     tell("host floor")
     host_floor_s = _host_floor(clock, ranks)
     tell("optimizer")
     operators = _optimizer_points(clock, ranks, budget_s * _OPTIMIZER_SHARE)
-    # Essential shapes first: the budget may end before the others.
-    ordered = sorted(cases, key=lambda c: not c.essential)
-    for i, case in enumerate(ordered):
-        late = ranks.agree(float(time.monotonic() > deadline)) > 0
-        if late and not case.essential:
-            continue
-        tell(f"{case.name} {_shape_text(case.rows)} {case.dtype} ({i + 1} of {len(ordered)})")
-        operators += _case_points(case, clock, ranks, for_operators / len(ordered))
-    collectives = probe_collectives(ranks, budget_s * _COLLECTIVE_SHARE, tell, collective_sizes)
+    rest_s = budget_s * (1 - _OPTIMIZER_SHARE)
+    collective_s = rest_s * _COLLECTIVE_SHARE if ranks.size > 1 else 0.0
+    operators += _timed_cases(cases, clock, ranks, rest_s - collective_s, tell)
+    collectives = probe_collectives(ranks, collective_s, tell, collective_sizes)
     return ProbeReport(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         fingerprint=fingerprint,
@@ -72,6 +91,26 @@ def run_probe(
         operators=tuple(operators),
         collectives=tuple(collectives),
     )
+
+
+def _timed_cases(
+    cases: Sequence[ProbeCase],
+    clock: Clock,
+    ranks: Ranks,
+    seconds: float,
+    tell: Callable[[str], None],
+) -> list[OperatorPoint]:
+    """Returns the cases' points, essential shapes first: the time may end before the rest."""
+    deadline = time.monotonic() + seconds
+    ordered = sorted(cases, key=lambda c: not c.essential)
+    points: list[OperatorPoint] = []
+    for i, case in enumerate(ordered):
+        late = ranks.agree(float(time.monotonic() > deadline)) > 0
+        if late and not case.essential:
+            continue
+        tell(f"{case.name} {_shape_text(case.rows)} {case.dtype} ({i + 1} of {len(ordered)})")
+        points += _case_points(case, clock, ranks, seconds / len(ordered))
+    return points
 
 
 def _silent(_message: str) -> None:

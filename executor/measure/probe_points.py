@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from flopwright.models.transformer.cost import layer_cost
-
 from flopwright.executor.measure.probe_cases import (
     TORCH_DTYPES,
     ProbeCase,
@@ -21,7 +19,9 @@ from flopwright.executor.measure.probe_cases import (
     swiglu_case,
     unpermute_case,
 )
+from flopwright.models.transformer.cost import layer_cost
 from flopwright.ops import OpKind, OpTable, Phase, ShardShape
+from flopwright.plan.file import PlanFile
 from flopwright.spec.model import MlaAttention, ModelSpec
 from flopwright.spec.workload import Workload
 
@@ -57,6 +57,25 @@ def grid_cases(dtypes: Iterable[str], device_kind: str) -> list[ProbeCase]:
     for m, k, n in grid:
         cases += [linear_case(m, k, n, d, essential=False) for d in dtypes if d in TORCH_DTYPES]
     return cases
+
+
+def cases_for(plans: Sequence[PlanFile], device_kind: str) -> list[ProbeCase]:
+    """Returns the cases of a probe: what the plans' models run, then the grid.
+
+    The grid is measured in the plans' compute dtypes, and in fp32 and bf16.
+    """
+    found: dict[tuple[object, ...], ProbeCase] = {}
+    dtypes = {"fp32": None, "bf16": None}
+    for plan in plans:
+        workload, split = plan.scenario.workload, plan.parallel
+        dtypes[workload.precision.compute] = None
+        for case in shapes_for(
+            plan.scenario.model, workload, (split.micro_batch_size,), (split.tp,), (split.ep,)
+        ):
+            found.setdefault(_key(case), case)
+    for case in grid_cases(dtypes, device_kind):
+        found.setdefault(_key(case), case)
+    return list(found.values())
 
 
 def shapes_for(
