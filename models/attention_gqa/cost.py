@@ -1,0 +1,56 @@
+"""What GQA costs and keeps. Its input, the normalised state, is kept by the layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flopwright.kernels.attention.cost import attention
+from flopwright.kernels.linear.cost import linear
+from flopwright.kernels.rms_norm.cost import wide_bytes
+from flopwright.kernels.rope.cost import rope
+from flopwright.models.attention_mla.cost import context_gather
+from flopwright.models.local import Local, add, gather, scatter
+from flopwright.models.norm.cost import norm
+from flopwright.ops import CostBuilder, Phase
+from flopwright.spec.model import GqaAttention
+
+
+def grouped_query_attention(
+    cost: CostBuilder, spec: GqaAttention, hidden: int, local: Local
+) -> None:
+    """Adds the rows of one GQA block. Key heads are repeated where tp exceeds their number."""
+    t, dtype, dim = local.tokens, local.dtype, spec.head_dim
+    heads = spec.num_heads / local.tp
+    kv_heads = np.maximum(spec.num_kv_heads / local.tp, 1.0)
+    gather(cost, "qkv", local, hidden)
+    for name, count, normed in (
+        ("q", heads, spec.qk_norm),
+        ("k", kv_heads, spec.qk_norm),
+        ("v", kv_heads, False),
+    ):
+        out = t * count * dim
+        linear(cost, f"{name}_proj", rows=t, k=hidden, n=count * dim, dtype=dtype)
+        if normed:
+            cost.saved(f"{name}_proj.out", out * local.width)
+            norm(cost, f"{name}_norm", rows=t * count, width=dim, dtype=dtype)
+        if spec.rope is not None and name != "v":
+            rope(cost, f"{name}_rope", elements=out, dtype=dtype)
+        cost.saved(name, out * local.width, tag="norm" if normed else "")
+    context_gather(cost, local, 2 * t * kv_heads * dim * local.width)
+    attention(
+        cost,
+        "attention",
+        sequences=np.asarray(local.shape.micro_batch_size, float),
+        seq_len=local.shape.seq_len,
+        heads=heads,
+        kv_heads=kv_heads,
+        qk_width=dim,
+        v_width=dim,
+        dtype=dtype,
+        cp=local.cp,
+    )
+    cost.saved("attention.out", t * heads * dim * local.width)
+    cost.saved("attention.lse", t * heads * wide_bytes(dtype))
+    linear(cost, "o_proj", rows=t, k=heads * dim, n=hidden, dtype=dtype)
+    scatter(cost, "o_proj", local, hidden)
+    add(cost, "input_grad_sum", Phase.BACKWARD_INPUT, t * hidden, local, 2)

@@ -1,0 +1,90 @@
+"""What MLA costs and keeps. Its input, the normalised state, is kept by the layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flopwright.kernels.attention.cost import attention
+from flopwright.kernels.linear.cost import linear
+from flopwright.kernels.rms_norm.cost import wide_bytes
+from flopwright.kernels.rope.cost import rope
+from flopwright.models.local import Local, add, gather, scatter
+from flopwright.models.norm.cost import norm
+from flopwright.ops import Array, Collective, CostBuilder, Phase
+from flopwright.spec.model import MlaAttention
+
+TAG_UP = "mla_up"
+
+
+def _queries(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
+    out = spec.num_heads * spec.qk_head_dim / local.tp
+    rank, dtype, t, shard = spec.q_lora_rank, local.dtype, local.tokens, local.shard_tokens
+    if rank is None:
+        gather(cost, "q_proj", local, hidden)
+        linear(cost, "q_proj", rows=t, k=hidden, n=out, dtype=dtype, tag=TAG_UP)
+    else:
+        linear(cost, "q_a_proj", rows=shard, k=hidden, n=rank, dtype=dtype)
+        cost.saved("q_a_proj.out", shard * rank * local.width)
+        norm(cost, "q_a_layernorm", rows=shard, width=rank, dtype=dtype)
+        gather(cost, "q_a_layernorm", local, rank, again=False)
+        cost.saved("q_a_layernorm.out", t * rank * local.width, tag="norm")
+        linear(cost, "q_b_proj", rows=t, k=rank, n=out, dtype=dtype, tag=TAG_UP)
+    rope(cost, "q_rope", elements=t * out, dtype=dtype, tag=TAG_UP)
+    cost.saved("q", t * out * local.width, tag=TAG_UP)
+
+
+def _keys_values(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
+    heads, rank, dtype = spec.num_heads / local.tp, spec.kv_lora_rank, local.dtype
+    t, shard, latent = local.tokens, local.shard_tokens, rank + spec.qk_rope_head_dim
+    up = heads * (spec.qk_nope_head_dim + spec.v_head_dim)
+    linear(cost, "kv_a_proj_with_mqa", rows=shard, k=hidden, n=latent, dtype=dtype)
+    cost.saved("kv_a_proj_with_mqa.out", shard * latent * local.width)
+    norm(cost, "kv_a_layernorm", rows=shard, width=rank, dtype=dtype)
+    gather(cost, "kv_a_layernorm", local, latent, again=False)
+    cost.saved("kv_a_layernorm.out", t * rank * local.width, tag="norm")
+    linear(cost, "kv_b_proj", rows=t, k=rank, n=up, dtype=dtype, tag=TAG_UP)
+    keys, values = t * heads * spec.qk_head_dim, t * heads * spec.v_head_dim
+    rope(cost, "kv_rope", elements=keys + values, dtype=dtype, tag=TAG_UP)
+    cost.saved("k", keys * local.width, tag=TAG_UP)
+    cost.saved("v", values * local.width, tag=TAG_UP)
+    context_gather(cost, local, (keys + values) * local.width)
+
+
+def context_gather(cost: CostBuilder, local: Local, nbytes: Array) -> None:
+    """Adds the gather of keys and values over the context group, and its backward.
+
+    Each rank keeps its own part (`nbytes`), gathers the rest again for the backward pass
+    and reduce-scatters the gradients.
+    """
+    whole, count = nbytes * local.cp, np.where(local.cp > 1, 1.0, 0.0)
+    for collective, phase in (
+        (Collective.ALL_GATHER, Phase.FORWARD),
+        (Collective.ALL_GATHER, Phase.BACKWARD_INPUT),
+        (Collective.REDUCE_SCATTER, Phase.BACKWARD_INPUT),
+    ):
+        cost.comm("kv_context", collective, "cp", phase, nbytes=whole, count=count)
+
+
+def latent_attention(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
+    """Adds the rows of one MLA block; TensorLife group "mla_up" is q, k and v."""
+    _queries(cost, spec, hidden, local)
+    _keys_values(cost, spec, hidden, local)
+    heads, t = spec.num_heads / local.tp, local.tokens
+    attention(
+        cost,
+        "attention",
+        sequences=np.asarray(local.shape.micro_batch_size, float),
+        seq_len=local.shape.seq_len,
+        heads=heads,
+        kv_heads=heads,
+        qk_width=spec.qk_head_dim,
+        v_width=spec.v_head_dim,
+        dtype=local.dtype,
+        cp=local.cp,
+    )
+    cost.saved("attention.out", t * heads * spec.v_head_dim * local.width)
+    cost.saved("attention.lse", t * heads * wide_bytes(local.dtype))
+    linear(cost, "o_proj", rows=t, k=heads * spec.v_head_dim, n=hidden, dtype=local.dtype)
+    scatter(cost, "o_proj", local, hidden)
+    # Query and latent branch read the same state.
+    add(cost, "input_grad_sum", Phase.BACKWARD_INPUT, local.shard_tokens * hidden, local)

@@ -1,0 +1,27 @@
+"""What the final norm, the output head and the loss cost and keep."""
+
+from __future__ import annotations
+
+from flopwright.kernels.cross_entropy.cost import cross_entropy
+from flopwright.kernels.linear.cost import linear
+from flopwright.kernels.rms_norm.cost import wide_bytes
+from flopwright.models.local import Local, gather
+from flopwright.models.norm.cost import norm
+from flopwright.ops import CostBuilder
+from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.model import ModelSpec
+
+
+def head(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
+    """Adds the rows of layer num_layers; the vocabulary is cut over tp, and so are the logits."""
+    hidden, t, shard, dtype = spec.hidden_size, local.tokens, local.shard_tokens, local.dtype
+    vocab = spec.vocab_size / local.tp
+    cost.saved("input", shard * hidden * local.width)
+    norm(cost, "norm", rows=shard, width=hidden, dtype=dtype)
+    cost.saved("norm.out", shard * hidden * local.width, tag="norm")
+    gather(cost, "lm_head", local, hidden)
+    linear(cost, "lm_head", rows=t, k=hidden, n=vocab, dtype=dtype)
+    cost.saved("logits", t * vocab * local.width)
+    cross_entropy(cost, "loss", tokens=t, vocab=vocab, dtype=dtype)
+    cost.saved("targets", t * DTYPE_BYTES["int64"])
+    cost.saved("loss.lse", t * wide_bytes(dtype))

@@ -1,0 +1,89 @@
+"""What a mixture-of-experts block costs and keeps, at balanced load.
+
+A rank sends tokens / tp * top_k rows; every rank of the expert group does, and num_experts
+/ ep experts live here, so as many rows arrive. Its input is kept by the layer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flopwright.kernels.grouped_gemm.cost import grouped_gemm
+from flopwright.kernels.linear.cost import linear
+from flopwright.kernels.moe_permute.cost import permute, unpermute
+from flopwright.kernels.rms_norm.cost import wide_bytes
+from flopwright.kernels.router.cost import route
+from flopwright.kernels.swiglu.cost import swiglu
+from flopwright.models.local import Local, add
+from flopwright.models.mlp.cost import TAG, feed_forward
+from flopwright.ops import Array, Collective, CostBuilder, Phase
+from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.model import ModelSpec, Moe
+
+TAG_DOWN = "moe_down"
+_INDEX_BYTES = DTYPE_BYTES["int64"]
+
+
+def _router(cost: CostBuilder, moe: Moe, hidden: int, local: Local) -> None:
+    t, dtype = local.shard_tokens, local.dtype
+    wide = wide_bytes(dtype)
+    linear(
+        cost,
+        "gate",
+        rows=t,
+        k=hidden,
+        n=moe.num_experts,
+        dtype=dtype,
+        compute_dtype="fp64" if wide == DTYPE_BYTES["fp64"] else "fp32",
+    )
+    route(cost, "route", tokens=t, num_experts=moe.num_experts, top_k=moe.top_k, dtype=dtype)
+    scored = moe.num_experts if moe.router == "softmax" else moe.top_k
+    cost.saved("gate.choices", t * moe.top_k * _INDEX_BYTES)
+    cost.saved("gate.scores", t * scored * wide)
+    cost.saved("gate.weights", t * moe.top_k * wide)
+
+
+def _exchange(cost: CostBuilder, name: str, phase: Phase, nbytes: Array, local: Local) -> None:
+    leaving = nbytes * (local.ep - 1) / local.ep
+    count = np.where(local.ep > 1, 1.0, 0.0)
+    cost.comm(name, Collective.ALL_TO_ALL, "ep", phase, nbytes=leaving, count=count)
+
+
+def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
+    """Adds the rows of one block.
+
+    FP8 storage applies to the up-projection's input and to SwiGLU's; recompute groups are
+    "swiglu" and "moe_down" (the experts' results, which the combine weights need).
+    """
+    moe, hidden = spec.moe, spec.hidden_size
+    assert moe is not None
+    _router(cost, moe, hidden, local)
+    t, k, dtype, m = local.shard_tokens, moe.top_k, local.dtype, moe.expert_intermediate_size
+    rows, experts = t * k, moe.num_experts / local.ep
+    row_bytes = rows * hidden * local.width
+    cost.saved("order", rows * _INDEX_BYTES)
+    cost.saved("place", rows * _INDEX_BYTES)
+    permute(cost, "permute", tokens=t, top_k=k, width=hidden, dtype=dtype)
+    for name in ("dispatch", "combine"):
+        for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT):
+            _exchange(cost, name, phase, row_bytes, local)
+    cost.saved("experts.counts", experts * _INDEX_BYTES)
+    cost.saved("experts.input", row_bytes, fp8=True)
+    grouped_gemm(
+        cost, "experts.gate_up_proj", rows=rows, experts=experts, k=hidden, n=2 * m, dtype=dtype
+    )
+    cost.saved("experts.gate_up", rows * 2 * m * local.width, fp8=True)
+    swiglu(cost, "experts.swiglu", rows=rows, width=m, dtype=dtype, tag=TAG)
+    cost.saved("experts.inner", rows * m * local.width, tag=TAG)
+    grouped_gemm(
+        cost, "experts.down_proj", rows=rows, experts=experts, k=m, n=hidden, dtype=dtype,
+        tag=TAG_DOWN,
+    )  # fmt: skip
+    cost.saved("experts.out", row_bytes, tag=TAG_DOWN)
+    unpermute(cost, "unpermute", tokens=t, top_k=k, width=hidden, dtype=dtype)
+    add(cost, "input_grad_sum", Phase.BACKWARD_INPUT, t * hidden, local)
+    if moe.num_shared_experts:
+        width = moe.num_shared_experts * m
+        feed_forward(cost, spec.mlp.kind, hidden, width, local, "shared_experts.")
+        add(cost, "shared_sum", Phase.FORWARD, t * hidden, local)
+        add(cost, "shared_grad_sum", Phase.BACKWARD_INPUT, t * hidden, local)

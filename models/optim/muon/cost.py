@@ -1,0 +1,95 @@
+"""What a Muon step costs a rank (arXiv 2502.16982): Newton-Schulz products on whole matrices.
+
+Everything that is not a hidden matrix is AdamW's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flopwright.models.optim.adamw.cost import add_rows
+from flopwright.ops import BlockCost, CostBuilder, OpKind, Phase
+from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.parameters import ParamTensor
+
+ITERATIONS = 5
+STATES = 1  # momentum
+_COMPUTE_DTYPE = "bf16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrices:
+    """Equal matrices whose update one rank computes: `count` (by candidate) of rows x columns."""
+
+    rows: int
+    columns: int
+    count: ArrayLike = 1
+
+
+def matrices_of(param: ParamTensor) -> Matrices:
+    """Returns the matrices that a tensor holds: an expert's gate and up are two."""
+    assert param.is_matrix
+    *stack, rows, columns = param.shape
+    packed = 2 if "gate_up_proj" in param.name else 1
+    count = packed * int(np.prod(stack)) if stack else packed
+    return Matrices(rows=rows // packed, columns=columns, count=count)
+
+
+def newton_schulz_flops(rows: int, columns: int) -> float:
+    """Returns 5 * (4 * A^2 * B + 2 * A^3), A <= B: X X^T, its square, and times X."""
+    a, b = sorted((rows, columns))
+    return ITERATIONS * (4.0 * a * a * b + 2.0 * a**3)
+
+
+def step_cost(
+    matrices: Iterable[Matrices],
+    other_numel: ArrayLike = 0.0,
+    *,
+    weights: str = "bf16",
+    gradients: str = "fp32",
+    master: str | None = "fp32",
+    state: str = "fp32",
+    num_candidates: int = 1,
+) -> BlockCost:
+    """Returns the rows of one step: momentum, Newton-Schulz by shape, AdamW for the rest.
+
+    Args:
+        matrices: what this rank orthogonalises.
+        other_numel: weights it owns that AdamW updates.
+    """
+    cost = CostBuilder()
+    numel: ArrayLike = 0.0
+    for group in matrices:
+        a, b = sorted((group.rows, group.columns))
+        width = DTYPE_BYTES[_COMPUTE_DTYPE]
+        numel = numel + np.asarray(group.count, float) * a * b
+        cost.op(
+            f"newton_schulz_{group.rows}x{group.columns}",
+            OpKind.GEMM,
+            Phase.STEP,
+            dtype=_COMPUTE_DTYPE,
+            flops=newton_schulz_flops(a, b),
+            read_bytes=ITERATIONS * width * (3.0 * a * b + 3.0 * a * a),
+            written_bytes=ITERATIONS * width * (1.0 * a * b + 2.0 * a * a),
+            m=a,
+            k=b,
+            n=a,
+            count=group.count,
+        )
+    kept = DTYPE_BYTES[master] if master is not None else 0
+    weight, momentum = DTYPE_BYTES[weights], STATES * DTYPE_BYTES[state]
+    cost.op(
+        "muon",
+        OpKind.OPTIMIZER,
+        Phase.STEP,
+        dtype=master or weights,
+        m=numel,
+        read_bytes=np.asarray(numel) * (DTYPE_BYTES[gradients] + momentum + (kept or weight)),
+        written_bytes=np.asarray(numel) * (momentum + kept + weight),
+    )
+    add_rows(cost, other_numel, weights=weights, gradients=gradients, master=master, state=state)
+    return cost.build(num_candidates)

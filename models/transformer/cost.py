@@ -1,0 +1,79 @@
+"""What one layer of a transformer costs: the rows that simulator and planner price.
+
+Held equal to `module.py` by tests/unit/models: FLOPs are those of the matrix products that
+the layer executes (rows whose time is bytes moved count none), kept bytes are the storages
+that its ops save for the backward pass, parameters excluded, each once.
+"""
+
+from __future__ import annotations
+
+from flopwright.models.attention_gqa.cost import grouped_query_attention
+from flopwright.models.attention_mla.cost import latent_attention
+from flopwright.models.embedding.cost import embeddings
+from flopwright.models.head.cost import head
+from flopwright.models.local import Local, add
+from flopwright.models.mlp.cost import feed_forward
+from flopwright.models.moe.cost import mixture_of_experts
+from flopwright.models.norm.cost import norm
+from flopwright.ops import BlockCost, CostBuilder, Phase, ShardShape
+from flopwright.spec.model import MlaAttention, ModelSpec
+from flopwright.spec.parameters import EMBEDDING_LAYER
+
+
+def _attention_half(cost: CostBuilder, spec: ModelSpec, local: Local, candidates: int) -> None:
+    hidden, shard = spec.hidden_size, local.shard_tokens
+    state = shard * hidden * local.width
+    cost.saved("input", state)
+    norm(cost, "input_layernorm", rows=shard, width=hidden, dtype=local.dtype)
+    cost.saved("input_layernorm.out", state, tag="norm")
+    block = CostBuilder()
+    if isinstance(spec.attention, MlaAttention):
+        latent_attention(block, spec.attention, hidden, local)
+    else:
+        grouped_query_attention(block, spec.attention, hidden, local)
+    cost.extend(block.build(candidates), "self_attn.")
+    _residual(cost, "self_attn.residual", spec, local)
+
+
+def _feed_forward_half(
+    cost: CostBuilder, spec: ModelSpec, layer: int, local: Local, candidates: int
+) -> None:
+    hidden, shard = spec.hidden_size, local.shard_tokens
+    state = shard * hidden * local.width
+    cost.saved("hidden", state)
+    norm(cost, "post_attention_layernorm", rows=shard, width=hidden, dtype=local.dtype)
+    cost.saved("post_attention_layernorm.out", state, tag="norm")
+    block = CostBuilder()
+    if spec.is_moe_layer(layer):
+        mixture_of_experts(block, spec, local)
+    else:
+        feed_forward(block, spec.mlp.kind, hidden, spec.mlp.intermediate_size, local)
+    cost.extend(block.build(candidates), "mlp.")
+    _residual(cost, "mlp.residual", spec, local)
+
+
+def _residual(cost: CostBuilder, name: str, spec: ModelSpec, local: Local) -> None:
+    for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT):
+        add(cost, name, phase, local.shard_tokens * spec.hidden_size, local)
+
+
+def layer_cost(
+    spec: ModelSpec, layer: int, shape: ShardShape, num_candidates: int = 1
+) -> BlockCost:
+    """Returns what one micro-batch costs in one layer on one rank.
+
+    Args:
+        layer: 0-based; -1 for the embeddings, spec.num_layers for final norm, head and loss.
+        shape: local shapes, each a number or an array of num_candidates.
+
+    The life "input" of a layer is the tensor that full recompute keeps.
+    """
+    cost, local = CostBuilder(), Local(shape)
+    if layer == EMBEDDING_LAYER:
+        embeddings(cost, spec, local)
+    elif layer == spec.num_layers:
+        head(cost, spec, local)
+    else:
+        _attention_half(cost, spec, local, num_candidates)
+        _feed_forward_half(cost, spec, layer, local, num_candidates)
+    return cost.build(num_candidates)
