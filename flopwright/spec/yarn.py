@@ -22,10 +22,3 @@ def correction_range(scaling: YarnScaling, rope_dim: int, theta: float) -> tuple
         for beta in (scaling.beta_fast, scaling.beta_slow)
     )
     return max(math.floor(low), 0), min(math.ceil(high), rope_dim - 1)
-
-
-def softmax_scale_factor(factor: float, mscale_all_dim: float) -> float:
-    """Returns mscale squared, which multiplies the softmax scale: (0.1 m ln(factor) + 1)^2."""
-    if factor <= 1:
-        return 1.0
-    return (0.1 * mscale_all_dim * math.log(factor) + 1.0) ** 2

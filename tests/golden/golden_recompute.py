@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from flopwright.kernels.rope.frequencies import softmax_scale
+from flopwright.models.optim.muon.cost import matrices_of, newton_schulz_flops
+from flopwright.models.transformer.cost import layer_cost
+from flopwright.ops import Phase, ShardShape
 from flopwright.plan.learning_rate import learning_rate_at
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.sharding import owned_tensors
@@ -33,11 +36,11 @@ from flopwright.spec.formats import (
     release_bytes,
 )
 from flopwright.spec.load import load_model, load_scenario
-from flopwright.spec.model import MlaAttention, ModelSpec, Moe
+from flopwright.spec.model import MlaAttention, ModelSpec, Moe, YarnScaling
 from flopwright.spec.parameters import num_active_params, num_params, parameters
 from flopwright.spec.workload import LearningRate, Workload
 from flopwright.spec.yaml_lines import read_yaml
-from flopwright.spec.yarn import correction_dim, correction_range, softmax_scale_factor
+from flopwright.spec.yarn import correction_dim, correction_range
 
 FILE = Path(__file__).with_name("published_numbers.yaml")
 Inputs = Mapping[str, float]
@@ -131,18 +134,22 @@ def _mean(values: list[int]) -> float:
     return sum(values) / len(values)
 
 
-def _k3_routed(i: Inputs, active: bool = False) -> int:
-    """Routed weights of K3: a MoE whose hidden width is the latent one."""
+def _k3_latent(i: Inputs) -> ModelSpec:
+    """A model whose MoE is K3's: its routed experts live in the latent width."""
     moe = Moe(
         num_experts=int(i["num_experts"]),
         top_k=int(i["top_k"]),
         expert_intermediate_size=int(i["expert_intermediate"]),
     )
-    latent = K2.model_copy(
-        update={"hidden_size": int(i["latent"]), "num_layers": int(i["layers"]), "moe": moe}
-    )
+    update = {"hidden_size": int(i["latent"]), "num_layers": int(i["layers"]), "moe": moe}
+    return K2.model_copy(update=update)
+
+
+def _k3_routed(i: Inputs, active: bool = False) -> int:
+    latent = _k3_latent(i)
+    assert latent.moe is not None
     total = sum(p.numel for p in parameters(latent) if p.role == "expert")
-    return round(total / moe.sparsity) if active else total
+    return round(total / latent.moe.sparsity) if active else total
 
 
 def _k3_bytes(i: Inputs, weight_format: WeightFormat) -> float:
@@ -171,11 +178,36 @@ def _kda(i: Inputs) -> int:
     return recurrent_state_bytes(int(i["layers"]), int(i["heads"]), dim, dim, int(i["width"]))
 
 
-def _yarn() -> tuple[Any, int, float]:
+def _yarn() -> tuple[YarnScaling, int, float]:
     assert isinstance(K2.attention, MlaAttention)
     rope = K2.attention.rope
     assert rope.scaling is not None
     return rope.scaling, K2.attention.qk_rope_head_dim, rope.theta
+
+
+def _yarn_softmax(i: Inputs) -> float:
+    scaling, _, _ = _yarn()
+    return softmax_scale(1, scaling.model_copy(update={"factor": i["factor"]}))
+
+
+def _muon_share(i: Inputs) -> float:
+    """Newton-Schulz of every expert matrix over the model FLOPs of a step."""
+    groups = [matrices_of(p) for p in parameters(K2) if p.role == "expert"]
+    flops = sum(float(g.count) * newton_schulz_flops(g.rows, g.columns) for g in groups)
+    return flops / training_flops(i["active"], WORKLOAD.tokens_per_step)
+
+
+def _dispatch_bytes_per_token(model: ModelSpec) -> float:
+    """All-to-all payload of a token in one MoE layer, the part that stays on its rank included."""
+    ep, tokens = 16, 4096
+    shape = ShardShape(micro_batch_size=1, seq_len=tokens, ep=ep, dtype="bf16")
+    comms = layer_cost(model, model.num_layers - 1, shape).comms
+    (leaving,) = (
+        float(comms.bytes[row, 0])
+        for row, name in enumerate(comms.name)
+        if "dispatch" in name and comms.phase[row] == Phase.FORWARD
+    )
+    return leaving / tokens * ep / (ep - 1)
 
 
 def _yarn_dimension() -> float:
@@ -207,6 +239,7 @@ RECOMPUTE: dict[str, Callable[[Inputs], float]] = {
     "k2_gpu_years": lambda i: gpu_years_at_rate(_flops(i), i["rate"]),
     "k2_days": lambda i: days_at_rate(_flops(i), i["rate"], int(i["gpus"])),
     "deepseek_v3_rate": lambda i: sustained_flops_per_s_per_gpu(_flops(i), i["gpu_hours"]),
+    "k2_muon_share": _muon_share,
     "k2_tokens_per_step": lambda _: WORKLOAD.tokens_per_step,
     "k2_steps": lambda _: WORKLOAD.num_steps,
     "k2_warmup_tokens": lambda _: WORKLOAD.learning_rate.warmup_steps * WORKLOAD.tokens_per_step,
@@ -241,9 +274,11 @@ RECOMPUTE: dict[str, Callable[[Inputs], float]] = {
     "k3_kda_state_bf16": _kda,
     "k3_kda_layer_state": _kda,
     "k3_kda_layer_state_in_tokens": lambda i: _kda(i) / _k3_cache(i),
-    "yarn_scale_32": lambda _: softmax_scale_factor(_yarn()[0].factor, _yarn()[0].mscale_all_dim),
-    "yarn_scale_40": lambda i: softmax_scale_factor(i["factor"], 1.0),
-    "yarn_scale_64": lambda i: softmax_scale_factor(i["factor"], 1.0),
+    "k2_ep_bytes": lambda _: _dispatch_bytes_per_token(K2),
+    "k3_ep_bytes": lambda i: _dispatch_bytes_per_token(_k3_latent(i)),
+    "yarn_scale_32": lambda _: softmax_scale(1, _yarn()[0]),
+    "yarn_scale_40": _yarn_softmax,
+    "yarn_scale_64": _yarn_softmax,
     "yarn_dimension": lambda _: _yarn_dimension(),
     "yarn_low": lambda _: correction_range(*_yarn())[0],
     "yarn_high": lambda _: correction_range(*_yarn())[1],

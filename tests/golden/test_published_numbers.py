@@ -34,3 +34,17 @@ def test_page_is_up_to_date() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == render(), (
         "run: python tests/golden/golden_render.py"
     )
+
+
+def test_the_kernels_stretch_the_dimensions_that_are_published() -> None:
+    from flopwright.kernels.rope.frequencies import inverse_frequencies
+    from flopwright.spec.model import MlaAttention, Rope
+
+    attention = recomputed.K2.attention
+    assert isinstance(attention, MlaAttention)
+    rope, width = attention.rope, attention.qk_rope_head_dim
+    plain = inverse_frequencies(Rope(theta=rope.theta), width)
+    stretched = inverse_frequencies(rope, width)
+    assert rope.scaling is not None
+    assert (stretched[:20] == plain[:20]).all()  # up to and with 19
+    assert stretched[20:] == pytest.approx(plain[20:] / rope.scaling.factor)

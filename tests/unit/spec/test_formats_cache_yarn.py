@@ -18,7 +18,7 @@ from flopwright.spec.formats import (
 from flopwright.spec.load import load_model
 from flopwright.spec.model import YarnScaling
 from flopwright.spec.parameters import num_params
-from flopwright.spec.yarn import correction_dim, correction_range, softmax_scale_factor
+from flopwright.spec.yarn import correction_dim, correction_range
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,3 @@ def test_yarn_range_is_ordered_and_clamped() -> None:
     assert (low, high) == (10, 23)  # the values DeepSeek-V3's published code computes
     tiny = YarnScaling(factor=2, original_max_seq_len=4, beta_fast=32, beta_slow=1)
     assert correction_range(tiny, 64, 10_000.0)[0] == 0
-    assert softmax_scale_factor(1.0, 1.0) == 1.0
