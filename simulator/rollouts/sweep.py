@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,7 +14,7 @@ from flopwright.simulator.rollouts.rounds import Progress, simulate
 from flopwright.spec.base import Spec
 from flopwright.spec.rollout import RolloutScenario, with_stop_fraction
 
-DEFAULT_FRACTIONS: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
+_GRID: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
 _PLATEAU: Final = 0.02  # within this share of the best, less staleness is the better buy
 
 
@@ -49,6 +50,17 @@ class LambdaSweep(Spec):
         return self.points[-1]
 
 
+def default_fractions(own: float, max_mean_staleness: float | None) -> tuple[float, ...]:
+    """Returns a grid from 0.3 to 1, the scenario's lambda, and the least that the bound allows.
+
+    By Little's law that is 1 / (1 + bound), rounded up.
+    """
+    extra = {own}
+    if max_mean_staleness is not None:
+        extra.add(math.ceil(1000 / (1 + max_mean_staleness)) / 1000)
+    return tuple(sorted({*_GRID, *extra}))
+
+
 def sweep_lambda(
     scenario: RolloutScenario,
     stop_fractions: Sequence[float] | None = None,
@@ -63,18 +75,19 @@ def sweep_lambda(
     its own warm-up. Staleness is judged by its mean at completion, in policy versions.
 
     Args:
-        stop_fractions: None takes a grid from 0.3 to 1.
+        stop_fractions: None takes `default_fractions`.
         max_mean_staleness: None takes the scenario's goal.
         progress: called with (points done, points in all).
 
     Raises:
         InputError: no lambda given, one outside (0, 1], or none within the bound.
     """
-    fractions = sorted(set(stop_fractions if stop_fractions is not None else DEFAULT_FRACTIONS))
-    if not fractions:
-        raise InputError("a sweep needs at least one lambda")
-    scenarios = [with_stop_fraction(scenario, fraction) for fraction in fractions]
     bound = scenario.goals.max_mean_staleness if max_mean_staleness is None else max_mean_staleness
+    if stop_fractions is None:
+        stop_fractions = default_fractions(scenario.stop_fraction, bound)
+    if not stop_fractions:
+        raise InputError("a sweep needs at least one lambda")
+    scenarios = [with_stop_fraction(scenario, x) for x in sorted(set(stop_fractions))]
     points = []
     for done, each in enumerate(scenarios):
         points.append(simulate(each, rounds, seed))
@@ -109,8 +122,12 @@ def choose(points: Sequence[RoundReport], max_mean_staleness: float | None) -> L
 
 
 def _staleness(point: RoundReport) -> float:
-    """Mean staleness; where a slot cap queues attempts it is below 1/lambda - 1."""
-    return point.mean_staleness
+    """Returns the mean staleness without the sampling noise above what it can be.
+
+    Little's law bounds the stationary mean by M/m - 1 whatever the lengths and the
+    scheduler; where a slot cap queues attempts before their first token it is below.
+    """
+    return min(point.mean_staleness, point.attempts_in_flight / point.stop_count - 1)
 
 
 def _binding(points: Sequence[RoundReport], best: int, allowed: Sequence[int]) -> str:
