@@ -56,10 +56,9 @@ def resolve_curve(
             return _resolve(found, gpu, kind, dtype)
     bare = EfficiencyCurve.model_validate({"kind": kind, "dtype": dtype})
     resolved = _resolve(bare, gpu, kind, dtype)
-    return replace(
-        resolved,
-        assumption=f"{kind} has no curve: {bare.max_efficiency:.0%} of the peak and {bare.memory_efficiency:.0%} of the bandwidth assumed",
-    )
+    share, stream = bare.max_efficiency, bare.memory_efficiency
+    note = f"{kind} has no curve: {share:.0%} of the peak, {stream:.0%} of the bandwidth assumed"
+    return replace(resolved, assumption=note)
 
 
 def _pick(calibration: Calibration, kind: str, dtype: str, phase: str) -> EfficiencyCurve | None:

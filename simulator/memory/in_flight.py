@@ -1,0 +1,56 @@
+"""How many micro-batches' activations a stage holds at its fullest."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flopwright.plan.schedules.actions import Action, ActionKind
+from flopwright.plan.schedules.interleaved_1f1b import interleaved_1f1b
+
+Counts = NDArray[np.int64]
+
+# The interleaved pattern repeats every pp*vpp forwards; the third period is past every start
+# and end effect, so more micro-batches add no new mixture of chunks.
+_PERIODS = 4
+
+
+def in_flight(schedule: str, pp: int, vpp: int, num_microbatches: int) -> tuple[Counts, ...]:
+    """Returns for each stage the mixtures of chunks held, every one that another does not cover.
+
+    A mixture is the number of micro-batches in flight of each of the stage's vpp chunks,
+    shape (mixtures, vpp). GPipe holds all; 1F1B at most pp - stage (arXiv 2104.04473);
+    the interleaved list at most 2 (pp - stage - 1) + (vpp - 1) pp + 1 chunks.
+    """
+    m = num_microbatches
+    if schedule == "gpipe":
+        return tuple(np.full((1, vpp), m) for _ in range(pp))
+    if schedule == "1f1b":
+        return tuple(np.full((1, vpp), min(m, pp - s)) for s in range(pp))
+    return _interleaved(pp, vpp, min(m, _PERIODS * pp))
+
+
+@lru_cache(maxsize=4096)
+def _interleaved(pp: int, vpp: int, num_microbatches: int) -> tuple[Counts, ...]:
+    return tuple(
+        count_in_flight(interleaved_1f1b(s, pp, num_microbatches, vpp), pp, vpp) for s in range(pp)
+    )
+
+
+def count_in_flight(actions: tuple[Action, ...], pp: int, vpp: int) -> Counts:
+    """Returns the mixtures that running a stage's compute actions holds after each forward."""
+    held = np.zeros(vpp, np.int64)
+    seen: dict[tuple[int, ...], None] = {}
+    for action in actions:
+        local = action.chunk // pp
+        if action.kind is ActionKind.FORWARD:
+            held[local] += 1
+            seen[tuple(int(h) for h in held)] = None
+        elif action.kind in {ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT}:
+            held[local] -= 1
+    every = np.array(list(seen), np.int64)
+    covered = np.asarray((every[:, None, :] <= every[None, :, :]).all(axis=2))
+    others = covered & ~np.eye(len(every), dtype=bool)
+    return np.asarray(every[~others.any(axis=1)])

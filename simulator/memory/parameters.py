@@ -1,0 +1,68 @@
+"""How many numbers of a layer a rank holds: the vectorised twin of plan/sharding.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from flopwright.ops import Array
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.plan.sharding import tensor_split
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.parameters import ParamTensor, layer_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamCounts:
+    """Numbers of one layer on one rank, by shard combination.
+
+    Attributes:
+        held: all weights, buffers that no gradient reaches included.
+        dense, dense_matrix: trainable weights outside the experts, and those of them that
+            Muon orthogonalises.
+        expert: trainable weights of the local experts (all of them matrices).
+    """
+
+    held: Array
+    dense: Array
+    dense_matrix: Array
+    expert: Array
+
+    def times(self, count: Array) -> ParamCounts:
+        """Returns the counts of `count` such layers."""
+        return ParamCounts(**{f.name: getattr(self, f.name) * count for f in fields(self)})
+
+    def plus(self, other: ParamCounts) -> ParamCounts:
+        """Returns the sum."""
+        return ParamCounts(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
+
+
+def param_counts(spec: ModelSpec, layer: int, tp: Array, ep: Array) -> ParamCounts:
+    """Returns what one rank holds of a layer; tp and ep have one entry a combination."""
+    zero = np.zeros(len(tp))
+    sums = {name: zero.copy() for name in ("held", "dense", "dense_matrix", "expert")}
+    for param in layer_parameters(spec, layer):
+        local = np.ceil(param.numel / _split(param, tp, ep))
+        sums["held"] += local
+        if not param.trainable:
+            continue
+        if param.role == "expert":
+            sums["expert"] += local
+        else:
+            sums["dense"] += local
+            if param.is_matrix:
+                sums["dense_matrix"] += local
+    return ParamCounts(**sums)
+
+
+def _split(param: ParamTensor, tp: Array, ep: Array) -> Array:
+    """Returns over how many ranks each combination cuts the tensor, by plan/sharding.py's rule."""
+    whole = ParallelPlan()
+    if tensor_split(param, whole.model_copy(update={"tp": 2})) == 2:
+        return tp
+    if tensor_split(param, whole.model_copy(update={"ep": 2})) == 2:
+        return ep
+    return np.ones(len(tp))

@@ -1,0 +1,19 @@
+"""Over how many ranks ZeRO cuts what a rank would otherwise hold whole."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flopwright.ops import Array
+from flopwright.simulator.training.candidates import Candidates
+
+
+def zero_shards(candidates: Candidates) -> tuple[Array, Array]:
+    """Returns (dense, expert): ranks that share one copy of the optimizer state.
+
+    Dense numbers are cut over all data- and context-parallel ranks, an expert's over the
+    ranks that hold the same experts (Mesh.groups("edp")).
+    """
+    dense = candidates.dp * candidates.cp
+    expert = np.maximum(dense * candidates.tp // candidates.ep, 1)
+    return dense.astype(float), expert.astype(float)

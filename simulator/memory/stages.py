@@ -1,0 +1,178 @@
+"""Bytes of a rank by memory class and pipeline stage, for plans with the same pipeline.
+
+Rajbhandari et al. (arXiv 1910.02054) for what ZeRO cuts; in_flight.py for how many
+micro-batches are held. Everything is the fullest moment of a step; a stage's classes are
+summed as if their peaks met, which they do in the first backward of the steady state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flopwright.ops import Array
+from flopwright.simulator.memory.in_flight import in_flight
+from flopwright.simulator.memory.parameters import ParamCounts
+from flopwright.simulator.memory.shards import zero_shards
+from flopwright.simulator.training.candidates import Candidates
+from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.scenario import Scenario
+
+Ints = NDArray[np.int64]
+
+# E4M3 in tiles of 1 x 128 numbers, each tile with one fp32 scale (arXiv 2412.19437, 3.3).
+FP8_BYTES_PER_NUMBER: Final = 1 + 4 / 128
+# Micro-batches whose activations stay on the GPU while the rest is on the host: one in use,
+# one on its way.
+OFFLOAD_BUFFERS: Final = 2
+# DeepSpeed reduces gradients through one contiguous buffer of this many numbers at most
+# (executor/parallel/data_parallel/deepspeed.py); without a library, buckets of 25 million.
+DEEPSPEED_BUCKET: Final = 500_000_000
+PLAIN_BUCKET: Final = 25_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes by class, each (pp, C), on the rank and (host) behind it."""
+
+    classes: dict[str, Array]
+    host_bytes: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedByChunk:
+    """What chunks keep for one micro-batch, (pp * vpp, C) bytes.
+
+    Attributes:
+        other: everything but what FP8 storage applies to, which is `fp8`.
+        recomputed: the largest set one layer makes again in its backward.
+        exchanged: rows in an expert exchange, and their copy at the receiver, (C,).
+        head: the logits' fp32 copy and gradient on the last stage, (C,).
+    """
+
+    other: Array
+    fp8: Array
+    recomputed: Array
+    exchanged: Array
+    head: Array
+
+
+def stage_memory(
+    scenario: Scenario,
+    axes: Candidates,
+    params: ParamCounts,
+    saved: SavedByChunk,
+    schedule_name: str,
+    vpp: int,
+    num_microbatches: Ints,
+) -> StageMemory:
+    """Returns the bytes of every stage's fullest rank.
+
+    Args:
+        params: numbers held by stage, (pp, C).
+        num_microbatches: by candidate.
+    """
+    classes, host = state_bytes(scenario, axes, params)
+    activations, parked = _activations(scenario, axes, saved, schedule_name, vpp, num_microbatches)
+    classes["activations"] = activations
+    classes["temporaries"] = _temporaries(scenario, axes, params, saved)
+    reserved = float(scenario.cluster.node.gpu.reserved_bytes)
+    classes["reserved"] = np.full(activations.shape, reserved)
+    return StageMemory(classes=classes, host_bytes=host + parked)
+
+
+def state_bytes(
+    scenario: Scenario, axes: Candidates, params: ParamCounts
+) -> tuple[dict[str, Array], Array]:
+    """Returns weights, gradients and optimizer_state by (pp, C), and what of it is on the host.
+
+    Weights are cut from ZeRO stage 3 on, gradients from 2, optimizer state from 1. Buffers
+    are never cut.
+    """
+    precision = scenario.workload.precision
+    shards = zero_shards(axes)
+    buffers = params.held - params.dense - params.expert
+
+    def cut(stage: int) -> tuple[Array, Array, Array]:
+        dense, expert = (np.where(axes.zero_stage >= stage, s, 1.0) for s in shards)
+        return (
+            np.ceil(params.dense / dense),
+            np.ceil(params.dense_matrix / dense),
+            np.ceil(params.expert / expert),
+        )
+
+    dense3, _, expert3 = cut(3)
+    dense2, _, expert2 = cut(2)
+    dense1, matrix1, expert1 = cut(1)
+    state = optimizer_bytes(scenario, dense1, matrix1, expert1)
+    offloaded = axes.optimizer_offload > 0
+    return {
+        "weights": (dense3 + expert3 + buffers) * DTYPE_BYTES[precision.weights],
+        "gradients": (dense2 + expert2) * DTYPE_BYTES[precision.gradients],
+        "optimizer_state": np.where(offloaded, 0.0, state),
+    }, np.where(offloaded, state, 0.0)
+
+
+def optimizer_bytes(scenario: Scenario, dense: Array, dense_matrix: Array, expert: Array) -> Array:
+    """Returns the bytes of master weights and optimizer state of so many numbers.
+
+    Muon keeps one number a weight of a hidden matrix, AdamW two of every weight; expert
+    weights are matrices.
+    """
+    precision, optimizer = scenario.workload.precision, scenario.workload.optimizer
+    master = precision.master_weights
+    master_width = 0 if master == "none" else DTYPE_BYTES[master]
+    numbers = optimizer.states_per_matrix_weight * (dense_matrix + expert)
+    numbers = numbers + 2 * (dense - dense_matrix)
+    width = DTYPE_BYTES[precision.optimizer_state]
+    return np.asarray((dense + expert) * master_width + numbers * width)
+
+
+def _activations(
+    scenario: Scenario,
+    axes: Candidates,
+    saved: SavedByChunk,
+    schedule_name: str,
+    vpp: int,
+    num_microbatches: Ints,
+) -> tuple[Array, Array]:
+    """Returns (on the rank, on the host), each (pp, C)."""
+    width = DTYPE_BYTES[scenario.workload.precision.compute]
+    fp8_on = axes.fp8_activations > 0
+    offload = axes.activation_offload > 0
+    fp8 = np.where(fp8_on, saved.fp8 * FP8_BYTES_PER_NUMBER / width, saved.fp8)
+    # Offloading moves all but what is stored in FP8 (plan/parallel.py).
+    moves = np.where(offload, saved.other + np.where(fp8_on, 0.0, fp8), 0.0)
+    stays = saved.other + fp8 - moves
+    chunks, columns = stays.shape
+    pp = chunks // vpp
+    held, parked = np.zeros((pp, columns)), np.zeros((pp, columns))
+    for m in np.unique(num_microbatches):
+        here = num_microbatches == m
+        for stage, mixtures in enumerate(in_flight(schedule_name, pp, vpp, int(m))):
+            mine = slice(stage, chunks, pp)  # the stage's chunks, in local order
+            local = (mixtures @ stays[mine][:, here]).max(axis=0)
+            away = (mixtures @ moves[mine][:, here]).max(axis=0)
+            buffer = np.minimum(OFFLOAD_BUFFERS * moves[mine][:, here].max(axis=0), away)
+            held[stage, here] = local + buffer
+            parked[stage, here] = away - buffer
+    return held, parked
+
+
+def _temporaries(
+    scenario: Scenario, axes: Candidates, params: ParamCounts, saved: SavedByChunk
+) -> Array:
+    """Returns the largest short-lived set of a step: in the backward, or in the reduction."""
+    chunks, columns = saved.recomputed.shape
+    pp = len(params.held)
+    backward = saved.recomputed.reshape(chunks // pp, pp, columns).max(axis=0) + saved.exchanged
+    backward[-1] = np.maximum(backward[-1], saved.head)
+    numel = params.dense + params.expert
+    width = DTYPE_BYTES[scenario.workload.precision.gradients]
+    bucket = np.where(axes.zero_stage > 0, DEEPSPEED_BUCKET, PLAIN_BUCKET)
+    reduces = axes.dp_replicate * axes.dp_shard * axes.cp > 1
+    reduction = np.where(reduces, np.minimum(numel, bucket) * width, 0.0)
+    return np.asarray(np.maximum(backward, reduction))

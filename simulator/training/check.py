@@ -1,0 +1,56 @@
+"""Whether candidates can be priced at all: every rule that is broken, with its first example."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flopwright.errors import InputError, Violation
+from flopwright.simulator.training.candidates import SCHEDULES, Candidates
+from flopwright.spec.scenario import Scenario
+
+
+def check_candidates(scenario: Scenario, candidates: Candidates) -> None:
+    """Raises InputError where a candidate breaks a rule without which it has no meaning.
+
+    The search filters by the same rules before (plan/parallel.py); this keeps nonsense from
+    becoming a number.
+    """
+    c, model, batch = candidates, scenario.model, scenario.workload.global_batch_size
+    experts = model.moe.num_experts if model.moe else 1
+    interleaved = c.schedule == SCHEDULES.index("interleaved_1f1b")
+    with np.errstate(divide="ignore"):
+        m = c.num_microbatches(batch)
+    rules = (
+        ("micro_batch_size", batch % (c.micro_batch_size * c.dp) != 0,
+         f"micro_batch_size*dp must divide global_batch_size ({batch})"),
+        ("tp", model.attention.num_heads % c.tp != 0,
+         f"must divide the attention heads ({model.attention.num_heads})"),
+        ("ep", experts % c.ep != 0, f"must divide the routed experts ({experts})"),
+        ("ep", (c.dp_shard * c.cp * c.tp) % c.ep != 0, "must divide dp_shard*cp*tp"),
+        ("pp", c.pp * c.vpp > model.num_layers,
+         f"pp*vpp must not exceed the model's layers ({model.num_layers})"),
+        ("schedule", (c.vpp > 1) != interleaved, "vpp above 1 and interleaved_1f1b go together"),
+        ("pp", interleaved & (m % c.pp != 0),
+         "interleaving needs num_microbatches to be a multiple of pp"),
+        ("zero_stage", (c.zero_stage > 1) & (c.pp > 1),
+         "gradients cannot be sharded across micro-batches of a pipeline"),
+        ("world_size", c.world_size > scenario.cluster.num_gpus,
+         f"must not exceed the cluster's GPUs ({scenario.cluster.num_gpus})"),
+        ("layers_per_stage", _bad_layouts(c, model.num_layers),
+         f"needs pp*vpp entries that sum to num_layers ({model.num_layers})"),
+    )  # fmt: skip
+    broken = [
+        Violation(field=field, value=c.plan(int(np.argmax(bad))).label(), rule=rule)
+        for field, bad, rule in rules
+        if np.any(bad)
+    ]
+    if broken:
+        raise InputError(broken)
+
+
+def _bad_layouts(c: Candidates, num_layers: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    bad = np.zeros(len(c), bool)
+    for i, layout in enumerate(c.layouts):
+        wrong_sum = sum(layout) != num_layers
+        bad |= (c.layout == i) & ((c.pp * c.vpp != len(layout)) | wrong_sum)
+    return bad

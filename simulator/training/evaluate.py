@@ -1,0 +1,224 @@
+"""What many plans would take: time, memory and traffic, in one pass without a loop over plans.
+
+Step times are closed forms (closed_form.py): where a plan is singled out, predict.py
+replays its lowered list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flopwright.ops import Array
+from flopwright.report.metrics import MEMORY_CLASSES, TIME_CLASSES
+from flopwright.simulator.calibration.files import default_calibration
+from flopwright.simulator.calibration.model import Calibration
+from flopwright.simulator.memory.stages import SavedByChunk, StageMemory, stage_memory
+from flopwright.simulator.training.blocks import Blocks, ShardCombos, price_blocks, shard_combos
+from flopwright.simulator.training.candidates import SCHEDULES, Candidates, Ints
+from flopwright.simulator.training.check import check_candidates
+from flopwright.simulator.training.closed_form import pipeline_seconds, stage_finish_lead
+from flopwright.simulator.training.stages import PipelineCosts, pipeline_costs
+from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Results by candidate.
+
+    Attributes:
+        step_time_s: (C,) closed form of one optimizer step.
+        time_s: (C,) exposed seconds by time class on the busiest stage; they sum to the step.
+        memory_bytes: (stages, C) by memory class; stages past a plan's pp hold 0.
+        peak_bytes: (C,) all classes of the fullest stage together.
+        host_bytes: (C,) host memory that one node needs.
+        comm_bytes: (C,) payload a rank of the busiest stage sends in a step, by group.
+        fits: (C,) whether peak_bytes leave search.memory_headroom of the processor's memory
+            free, and host_bytes fit the node.
+    """
+
+    step_time_s: Array
+    time_s: dict[str, Array]
+    memory_bytes: dict[str, Array]
+    peak_bytes: Array
+    host_bytes: Array
+    comm_bytes: dict[str, Array]
+    fits: NDArray[np.bool_]
+    assumptions: tuple[str, ...]
+
+
+def evaluate(
+    scenario: Scenario, candidates: Candidates, calibration: Calibration | None = None
+) -> Evaluation:
+    """Returns time, memory and traffic of every candidate.
+
+    Args:
+        calibration: None takes the public prior of the scenario's GPU.
+
+    Raises:
+        InputError: candidates that the batch, the model or the cluster rules out.
+    """
+    check_candidates(scenario, candidates)
+    calibration = calibration or default_calibration(scenario.cluster.node.gpu)
+    combos = shard_combos(candidates)
+    blocks = price_blocks(scenario, combos, calibration)
+    out = _Results.empty(len(candidates), int(candidates.pp.max(initial=1)))
+    notes: dict[str, None] = {}
+    for index in same_pipeline(candidates):
+        costs = group_costs(scenario, candidates, combos, blocks, calibration, index)
+        notes.update(dict.fromkeys(costs.assumptions))
+        out.put(index, scenario, costs, calibration)
+    return out.finish(scenario, tuple(notes))
+
+
+def same_pipeline(candidates: Candidates) -> Iterator[Ints]:
+    """Yields the indices of candidates that share pp, vpp, schedule and layout."""
+    c = candidates
+    if not len(c):
+        return
+    table = np.stack([c.pp, c.vpp, c.schedule, c.layout], axis=1)
+    _, group = np.unique(table, axis=0, return_inverse=True)
+    order = np.argsort(group.reshape(-1), kind="stable")
+    edges = np.flatnonzero(np.diff(group.reshape(-1)[order])) + 1
+    yield from np.split(order, edges)
+
+
+def group_costs(
+    scenario: Scenario,
+    candidates: Candidates,
+    combos: ShardCombos,
+    blocks: Blocks,
+    calibration: Calibration,
+    index: Ints,
+) -> PipelineCosts:
+    """Returns the costs of the candidates at `index`, which share one pipeline."""
+    mine = ShardCombos(
+        micro_batch_size=combos.micro_batch_size,
+        tp=combos.tp,
+        ep=combos.ep,
+        cp=combos.cp,
+        index=combos.index[index],
+    )
+    return pipeline_costs(scenario, candidates.take(index), mine, blocks, calibration)
+
+
+def memory_of(scenario: Scenario, costs: PipelineCosts, calibration: Calibration) -> StageMemory:
+    """Returns the memory of plans with one pipeline, the calibration's factors applied."""
+    c, combos = costs.candidates, costs.combos
+    precision = scenario.workload.precision
+    tokens = (combos.micro_batch_size * scenario.workload.seq_len / combos.cp)[combos.index]
+    width = DTYPE_BYTES[precision.compute]
+    # The loss makes an fp32 gradient of the logits, and a copy of it in a narrower format.
+    logits = tokens * scenario.model.vocab_size / c.tp
+    head = logits * (4 + (width if width < 4 else 0))
+    moe = scenario.model.moe
+    rows = tokens * moe.top_k * scenario.model.hidden_size * width if moe else 0 * tokens
+    saved = SavedByChunk(
+        other=costs.saved_bytes,
+        fp8=costs.saved_fp8_bytes,
+        recomputed=costs.recomputed_bytes,
+        exchanged=np.where(c.ep > 1, 2 * rows, 0.0),
+        head=head,
+    )
+    memory = stage_memory(
+        scenario,
+        c,
+        costs.params,
+        saved,
+        SCHEDULES[int(c.schedule[0])],
+        costs.vpp,
+        c.num_microbatches(scenario.workload.global_batch_size),
+    )
+    scaled = {
+        k: np.rint(v * calibration.memory_factors.get(k, 1.0)) for k, v in memory.classes.items()
+    }
+    return StageMemory(classes=scaled, host_bytes=memory.host_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """Arrays that groups of candidates are written into."""
+
+    step_time_s: Array
+    time_s: dict[str, Array]
+    memory_bytes: dict[str, Array]
+    host_bytes: Array
+    comm_bytes: dict[str, Array]
+
+    @classmethod
+    def empty(cls, count: int, stages: int) -> _Results:
+        return cls(
+            np.zeros(count),
+            {k: np.zeros(count) for k in TIME_CLASSES},
+            {k: np.zeros((stages, count)) for k in MEMORY_CLASSES},
+            np.zeros(count),
+            {k: np.zeros(count) for k in ("tp", "cp", "ep", "pp", "dp")},
+        )
+
+    def put(
+        self, index: Ints, scenario: Scenario, costs: PipelineCosts, calibration: Calibration
+    ) -> None:
+        m = costs.candidates.num_microbatches(scenario.workload.global_batch_size)
+        step, times, stage = step_times(costs, m)
+        self.step_time_s[index] = step
+        for name, seconds in times.items():
+            self.time_s[name][index] = seconds
+        memory = memory_of(scenario, costs, calibration)
+        for name, values in memory.classes.items():
+            self.memory_bytes[name][: costs.pp, index] = values
+        self.host_bytes[index] = memory.host_bytes.max(axis=0) * scenario.cluster.node.gpus
+        column = np.arange(len(index))
+        for name, values in costs.comm_bytes.items():
+            self.comm_bytes[name][index] = values[stage, column] * m
+        if costs.pp > 1:
+            self.comm_bytes["pp"][index] = 2 * costs.send_bytes * m * costs.vpp
+        self.comm_bytes["dp"][index] = costs.end.comm_bytes[stage, column]
+
+    def finish(self, scenario: Scenario, assumptions: tuple[str, ...]) -> Evaluation:
+        peak = np.asarray(sum(self.memory_bytes.values())).max(axis=0, initial=0.0)
+        node = scenario.cluster.node
+        usable = node.gpu.hbm_bytes * (1 - scenario.search.memory_headroom)
+        return Evaluation(
+            step_time_s=self.step_time_s,
+            time_s=self.time_s,
+            memory_bytes=self.memory_bytes,
+            peak_bytes=peak,
+            host_bytes=self.host_bytes,
+            comm_bytes=self.comm_bytes,
+            fits=(peak <= usable) & (self.host_bytes <= node.host_bytes),
+            assumptions=assumptions,
+        )
+
+
+def step_times(costs: PipelineCosts, m: Ints) -> tuple[Array, dict[str, Array], Ints]:
+    """Returns (step seconds, seconds by time class, the busiest stage) of each candidate."""
+    schedule = int(costs.candidates.schedule[0])
+    f, b, hop = costs.forward_s, costs.backward_s, costs.send_s
+    pipeline = pipeline_seconds(schedule, f, b, hop, m, costs.pp)
+    free = pipeline_seconds(schedule, f, b, 0 * hop, m, costs.pp)
+    end = costs.end
+    lead = np.minimum(stage_finish_lead(b, hop, costs.pp), pipeline)
+    tail = end.gather_s + end.update_s + end.offload_s
+    reduced = (pipeline - lead + end.reduce_s).max(axis=0)
+    step = reduced + end.norm_s + tail.max(axis=0)
+    by_stage = (f + b).reshape(costs.vpp, costs.pp, -1).sum(axis=0)
+    stage = (m * by_stage + end.reduce_s + tail).argmax(axis=0)
+    column = np.arange(len(m))
+    times: dict[str, Array] = {}
+    for classes in (costs.forward, costs.backward):
+        for name, seconds in classes.items():
+            total = seconds.reshape(costs.vpp, costs.pp, -1).sum(axis=0)[stage, column] * m
+            times[name] = times.get(name, 0.0) + total
+    ends = {"dp_comm": end.reduce_s + end.gather_s, "optimizer": end.update_s}
+    ends["offload"] = end.offload_s
+    for name, seconds in ends.items():
+        times[name] = times.get(name, 0.0) + seconds[stage, column]
+    times["dp_comm"] = times["dp_comm"] + end.norm_s
+    left = np.maximum(step - sum(times.values()), 0.0)
+    times["pp_comm"] = np.minimum(np.maximum(pipeline - free, 0.0), left)
+    times["idle"] = left - times["pp_comm"]
+    return step, times, stage

@@ -1,0 +1,59 @@
+"""The kinds of layers a model has: layers of one kind cost the same and are priced once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.parameters import EMBEDDING_LAYER
+
+EMBEDDING: Final = "embedding"
+DENSE: Final = "dense"
+MOE: Final = "moe"
+HEAD: Final = "head"
+
+
+def representatives(spec: ModelSpec) -> dict[str, int]:
+    """Returns one layer of every kind the model has: its index by kind."""
+    out = {EMBEDDING: EMBEDDING_LAYER}
+    for layer in range(spec.num_layers):
+        out.setdefault(kind_of(spec, layer), layer)
+    out[HEAD] = spec.num_layers
+    return out
+
+
+def kind_of(spec: ModelSpec, layer: int) -> str:
+    """Returns the kind of layer `layer` (-1: embedding, num_layers: final norm, head, loss)."""
+    if layer == EMBEDDING_LAYER:
+        return EMBEDDING
+    if layer == spec.num_layers:
+        return HEAD
+    return MOE if spec.is_moe_layer(layer) else DENSE
+
+
+def chunk_kinds(
+    spec: ModelSpec, pp: int, vpp: int, layout: tuple[int, ...] | None
+) -> NDArray[np.int64]:
+    """Returns how many layers of each kind each chunk holds, shape (kinds, pp * vpp).
+
+    Kinds in the order of `representatives`; the embedding stands on the first chunk, the
+    head on the last.
+    """
+    kinds = list(representatives(spec))
+    plan = ParallelPlan(
+        pp=pp,
+        vpp=vpp,
+        layers_per_stage=layout,
+        schedule="interleaved_1f1b" if vpp > 1 else "1f1b",
+    )
+    out = np.zeros((len(kinds), pp * vpp), np.int64)
+    for chunk, layers in enumerate(plan.chunk_layers(spec.num_layers)):
+        for layer in layers:
+            out[kinds.index(kind_of(spec, layer)), chunk] += 1
+    out[kinds.index(EMBEDDING), 0] += 1
+    out[kinds.index(HEAD), pp * vpp - 1] += 1
+    return out

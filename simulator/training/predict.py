@@ -1,0 +1,115 @@
+"""One plan, exactly: its lowered list replayed in simulated time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flopwright.errors import InputError
+from flopwright.ops import Array
+from flopwright.plan.parallel import ParallelPlan, plan_violations
+from flopwright.report.attribution import exposed_time
+from flopwright.report.metrics import TIME_CLASSES, Prediction, Provenance
+from flopwright.report.trace import Trace
+from flopwright.simulator.calibration.files import default_calibration
+from flopwright.simulator.calibration.interval import step_time_interval
+from flopwright.simulator.calibration.model import Calibration
+from flopwright.simulator.training.assumptions import standing_assumptions
+from flopwright.simulator.training.blocks import price_blocks, shard_combos
+from flopwright.simulator.training.candidates import Candidates
+from flopwright.simulator.training.evaluate import memory_of
+from flopwright.simulator.training.metrics import step_metrics
+from flopwright.simulator.training.program import Program, program_of
+from flopwright.simulator.training.replay import Durations, Timeline, replay
+from flopwright.simulator.training.stages import PipelineCosts, pipeline_costs
+from flopwright.simulator.training.trace import step_trace
+from flopwright.spec.scenario import Scenario
+
+
+def predict(
+    scenario: Scenario,
+    plan: ParallelPlan,
+    calibration: Calibration | None = None,
+    name: str = "plan",
+) -> tuple[Prediction, Trace]:
+    """Returns the prediction for one plan and the trace of its step, a rank a stage.
+
+    Args:
+        calibration: None takes the public prior of the scenario's GPU.
+
+    Raises:
+        InputError: every rule of shape that the plan breaks.
+    """
+    broken = plan_violations(plan, scenario)
+    if broken:
+        raise InputError(broken)
+    calibration = calibration or default_calibration(scenario.cluster.node.gpu)
+    costs = plan_costs(scenario, plan, calibration)
+    m = plan.num_microbatches(scenario.workload.global_batch_size)
+    program = program_of(plan, m)
+    timeline = replay(program, durations_of(costs))
+    trace = step_trace(program, timeline, costs)
+    step_s = float(timeline.step_time_s)
+    time_s = exposed_time(trace, _critical_stage(program, timeline, plan.pp), step_s)
+    time_s = {c: time_s.get(c, 0.0) for c in TIME_CLASSES}
+    memory = memory_of(scenario, costs, calibration)
+    stages = [
+        {c: int(values[s, 0]) for c, values in memory.classes.items()} for s in range(plan.pp)
+    ]
+    flops = float(costs.flops.sum()) * m * plan.dp * plan.cp * plan.tp
+    prediction = Prediction(
+        plan_name=name,
+        metrics=step_metrics(
+            scenario,
+            plan.world_size,
+            step_s,
+            time_s=time_s,
+            memory_bytes=stages,
+            executed_flops=flops,
+        ),
+        step_time_interval=step_time_interval(calibration, time_s),
+        provenance=_provenance(calibration, costs.assumptions),
+        calibration_id=calibration.id,
+        assumptions=(*standing_assumptions(scenario, plan, calibration), *costs.assumptions),
+    )
+    return prediction, trace
+
+
+def plan_costs(scenario: Scenario, plan: ParallelPlan, calibration: Calibration) -> PipelineCosts:
+    """Returns one plan's costs by chunk and stage, the candidate axis of length 1."""
+    candidates = Candidates.from_plans([plan])
+    combos = shard_combos(candidates)
+    blocks = price_blocks(scenario, combos, calibration)
+    return pipeline_costs(scenario, candidates, combos, blocks, calibration)
+
+
+def durations_of(costs: PipelineCosts, column: int = 0) -> Durations:
+    """Returns what the replay of candidate `column` needs."""
+
+    def take(values: Array) -> Array:
+        return np.asarray(values[:, column])
+
+    end = costs.end
+    return Durations(
+        forward_s=take(costs.forward_s),
+        backward_s=take(costs.backward_s),
+        send_s=take(costs.send_s),
+        reduce_s=take(end.reduce_s),
+        step_s=take(end.update_s + end.offload_s + end.gather_s),
+        norm_s=float(end.norm_s[column]),
+    )
+
+
+def _critical_stage(program: Program, timeline: Timeline, pp: int) -> int:
+    """Returns the stage that works longest: what it waits for is the pipeline's idle time."""
+    busy = np.zeros(pp)
+    for entry, start, end in zip(program.entries, timeline.start_s, timeline.end_s, strict=True):
+        if entry.action.peer < 0:
+            busy[entry.stage] += end - start
+    return int(busy.argmax())
+
+
+def _provenance(calibration: Calibration, assumptions: tuple[str, ...]) -> Provenance:
+    """Returns "extrapolated" where a calibration was used outside what it measured."""
+    if not calibration.stack_id:
+        return "analytic"
+    return "extrapolated" if assumptions else "calibrated"
