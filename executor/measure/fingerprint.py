@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Final
 
 import flopwright
+from flopwright.executor.launch.machine import available_cores
 from flopwright.report.metrics import Fingerprint
 
 _PACKAGES: Final = ("torch", "deepspeed", "triton", "numpy")
-
-
-def available_cores() -> int:
-    """Returns the cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def processor_name() -> str:

@@ -1,0 +1,338 @@
+"""Whether these plans can run here, asked before anything starts or is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from flopwright.errors import InputError, Violation
+from flopwright.executor.launch.machine import Machine
+from flopwright.executor.launch.request import RunEntry, RunRequest
+from flopwright.plan.file import PlanFile
+from flopwright.plan.parallel import ParallelPlan, plan_violations
+from flopwright.spec.load import load_model, load_plan
+from flopwright.spec.workload import Workload
+
+_NEEDED_PACKAGES: Final = ("torch", "deepspeed", "tokenizers", "safetensors")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_DTYPES: Final = ("fp32", "bf16", "fp64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """What the user may say about a run besides its plans.
+
+    Attributes:
+        steps: None runs the workload to its token budget.
+        nproc: ranks to start; None takes the plan's, if this machine has that many
+            processors. On CPUs a larger number shares the cores.
+        model: a model file or catalog name that the plans must be for.
+        names: names of the results, one a plan; empty takes the plans' own, made unique.
+        seed: of weights and data order; None takes the workload's.
+    """
+
+    steps: int | None = None
+    steps_per_round: int = 4
+    nproc: int | None = None
+    text: Path | None = None
+    tokenizer: Literal["bpe", "characters"] = "bpe"
+    model: str | None = None
+    names: tuple[str, ...] = ()
+    seed: int | None = None
+    allow_mismatch: bool = False
+    probe: bool = False
+    probe_budget_s: float = 45.0
+    held_out_sequences: int = 64
+
+
+def check_request(
+    plan_paths: Sequence[Path], out_dir: Path | None, options: LaunchOptions, machine: Machine
+) -> RunRequest:
+    """Returns the request for a launch that can start.
+
+    Args:
+        plan_paths: plan files, all for the same number of ranks, model and workload.
+        out_dir: the run's folder, new or empty; None where others write to it already.
+        options: what the user said.
+        machine: what was found.
+
+    Raises:
+        InputError: everything that stands against it, at once.
+    """
+    if not plan_paths:
+        raise InputError("no plan was given")
+    plans = [load_plan(path) for path in plan_paths]
+    found: list[Violation] = []
+    for path, plan in zip(plan_paths, plans, strict=True):
+        found += _with_file(_plan_rules(plan, options, machine), path)
+    found += _together(plans)
+    found += _names_rule(options.names, len(plans))
+    found += _folder_rules(out_dir) if out_dir is not None else []
+    found += _software_rules()
+    if options.text is not None and not options.text.exists():
+        found.append(
+            Violation(field="--text", value=str(options.text), rule="no such file or folder")
+        )
+    mismatch = _device_mismatch(plans, machine)
+    if not options.allow_mismatch:
+        found += mismatch
+    if found:
+        raise InputError(found)
+    first = plans[0].scenario.workload
+    wants_gpu = machine.gpus > 0 and plans[0].scenario.cluster.node.gpu.kind != "cpu"
+    return RunRequest(
+        entries=tuple(
+            RunEntry(name=name, plan=plan)
+            for name, plan in zip(entry_names(plans, options.names), plans, strict=True)
+        ),
+        device="cuda" if wants_gpu else "cpu",
+        steps=options.steps or first.num_steps,
+        steps_per_round=options.steps_per_round,
+        seed=first.seed if options.seed is None else options.seed,
+        text=None if options.text is None else str(options.text.resolve()),
+        tokenizer=options.tokenizer,
+        probe=options.probe,
+        probe_budget_s=options.probe_budget_s,
+        held_out_sequences=options.held_out_sequences,
+        mismatch=tuple(str(v) for v in mismatch),
+    )
+
+
+def entry_names(plans: Sequence[PlanFile], given: Sequence[str]) -> tuple[str, ...]:
+    """Returns one name a plan: the given ones, or the plans' own, made unique by a number."""
+    if given:
+        return tuple(given)
+    names: list[str] = []
+    for plan in plans:
+        base = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.name).strip("-.") or "plan"
+        name, number = base, 2
+        while name in names:
+            name, number = f"{base}-{number}", number + 1
+        names.append(name)
+    return tuple(names)
+
+
+def _with_file(violations: Iterable[Violation], path: Path) -> list[Violation]:
+    return [
+        Violation(
+            rule=v.rule,
+            field=v.field,
+            value=v.value,
+            limit=v.limit,
+            nearest_fix=v.nearest_fix,
+            file=str(path),
+        )
+        for v in violations
+    ]
+
+
+def _tied_rules(plan: PlanFile) -> list[Violation]:
+    if not (plan.scenario.model.tied_embeddings and plan.parallel.pp > 1):
+        return []
+    return [
+        Violation(
+            field="parallel.pp",
+            value=str(plan.parallel.pp),
+            rule="this executor does not run it with tied embeddings",
+            nearest_fix="use 1",
+        )
+    ]
+
+
+def _plan_rules(plan: PlanFile, options: LaunchOptions, machine: Machine) -> list[Violation]:
+    found = list(plan_violations(plan.parallel, plan.scenario))
+    found += unsupported_features(plan.parallel)
+    found += _tied_rules(plan)
+    found += _workload_rules(plan.scenario.workload)
+    found += _world_size_rules(plan.parallel.world_size, options.nproc, machine)
+    if options.model is not None:
+        model = load_model(options.model)
+        if model.content_hash() != plan.model_hash:
+            found.append(
+                Violation(
+                    field="model_hash",
+                    value=plan.model_hash,
+                    rule=f"the plan is for '{plan.scenario.model.name}', not for "
+                    f"{options.model} ({model.content_hash()})",
+                    nearest_fix="make a plan for this model",
+                )
+            )
+    return found
+
+
+def _world_size_rules(world_size: int, nproc: int | None, machine: Machine) -> list[Violation]:
+    available = machine.gpus or machine.cores
+    if nproc is not None and nproc != world_size:
+        return [
+            Violation(
+                field="parallel.world_size",
+                value=str(world_size),
+                rule=f"the plan needs {world_size} ranks and --nproc asks for {nproc}",
+                nearest_fix=f"use --nproc {world_size}, or a plan for {nproc} ranks",
+            )
+        ]
+    if world_size > available and (nproc is None or machine.gpus):
+        return [
+            Violation(
+                field="parallel.world_size",
+                value=str(world_size),
+                rule=f"the plan needs {world_size} ranks; this machine has {machine.describe()}",
+                limit=str(available),
+                nearest_fix=f"make a plan for {available} ranks"
+                + ("" if machine.gpus else f", or share the cores with --nproc {world_size}"),
+            )
+        ]
+    return []
+
+
+def unsupported_features(plan: ParallelPlan) -> list[Violation]:
+    """Returns what the plan asks for that this executor does not run, by name."""
+    wanted = (
+        ("tp", plan.tp > 1, str(plan.tp), "use 1"),
+        ("cp", plan.cp > 1, str(plan.cp), "use 1"),
+        ("vpp", plan.vpp > 1, str(plan.vpp), "use 1 and the schedule 1f1b"),
+        ("schedule", plan.schedule not in {"1f1b", "gpipe"}, plan.schedule, "use 1f1b or gpipe"),
+        ("zero_stage", plan.zero_stage > 1, str(plan.zero_stage), "use 0 or 1"),
+        ("data_parallel", plan.data_parallel == "fsdp2", plan.data_parallel, "use deepspeed"),
+        ("recompute", plan.recompute != "none", plan.recompute, "use none"),
+        ("fp8_activations", plan.fp8_activations, "true", "use false"),
+        ("activation_offload", plan.activation_offload, "true", "use false"),
+        ("optimizer_offload", plan.optimizer_offload, "true", "use false"),
+        (
+            "data_parallel",
+            plan.data_parallel == "none" and plan.zero_stage > 0,
+            plan.data_parallel,
+            "use deepspeed, or zero_stage 0",
+        ),
+    )
+    return [
+        Violation(
+            field=f"parallel.{field}",
+            value=value,
+            rule="this executor does not run it",
+            nearest_fix=fix,
+        )
+        for field, is_wanted, value, fix in wanted
+        if is_wanted
+    ]
+
+
+def _workload_rules(workload: Workload) -> list[Violation]:
+    precision = workload.precision
+    wanted = (
+        ("optimizer.kind", workload.optimizer.kind != "adamw", workload.optimizer.kind, "adamw"),
+        (
+            "precision.weights",
+            precision.weights != precision.compute or precision.weights not in _DTYPES,
+            f"{precision.weights}, computing in {precision.compute}",
+            f"equal formats out of {', '.join(_DTYPES)}",
+        ),
+    )
+    return [
+        Violation(
+            field=f"workload.{field}",
+            value=value,
+            rule="this executor does not run it",
+            nearest_fix=f"use {fix}",
+        )
+        for field, is_wanted, value, fix in wanted
+        if is_wanted
+    ]
+
+
+def _together(plans: Sequence[PlanFile]) -> list[Violation]:
+    """Returns what plans of one launch must share and do not."""
+    first = plans[0]
+    found = []
+    for plan in plans[1:]:
+        for field, mine, other in (
+            ("world_size", plan.parallel.world_size, first.parallel.world_size),
+            ("model_hash", plan.model_hash, first.model_hash),
+            (
+                "workload",
+                plan.scenario.workload.content_hash(),
+                first.scenario.workload.content_hash(),
+            ),
+        ):
+            if mine != other:
+                found.append(
+                    Violation(
+                        field=field,
+                        value=f"{mine} in '{plan.name}', {other} in '{first.name}'",
+                        rule="plans of one launch must agree on it",
+                        nearest_fix="run them in separate launches",
+                    )
+                )
+    return found
+
+
+def _device_mismatch(plans: Sequence[PlanFile], machine: Machine) -> list[Violation]:
+    kinds = sorted({p.scenario.cluster.node.gpu.kind for p in plans})
+    return [
+        Violation(
+            field="scenario.cluster.node.gpu.kind",
+            value=kind,
+            rule=f"the plan is for {kind} and this machine has {machine.describe()}",
+            nearest_fix="pass --allow-mismatch to run it all the same; "
+            "its times then say nothing about the plan's machine",
+        )
+        for kind in kinds
+        if kind != "cpu" and kind != machine.device_kind
+    ]
+
+
+def _names_rule(names: Sequence[str], num_plans: int) -> list[Violation]:
+    if not names:
+        return []
+    found = []
+    if len(names) != num_plans:
+        found.append(
+            Violation(
+                field="--name",
+                value=str(len(names)),
+                rule=f"one name a plan is needed, or none ({num_plans} plans)",
+            )
+        )
+    for name in sorted(set(names)):
+        if names.count(name) > 1:
+            found.append(Violation(field="--name", value=name, rule="stands twice"))
+        if not _NAME.fullmatch(name):
+            found.append(
+                Violation(
+                    field="--name", value=name, rule="letters, digits, '.', '_' and '-' only"
+                )
+            )
+    return found
+
+
+def _folder_rules(out_dir: Path) -> list[Violation]:
+    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
+        return [
+            Violation(
+                field="--out",
+                value=str(out_dir),
+                rule="exists and is not an empty folder",
+                nearest_fix="choose another folder",
+            )
+        ]
+    parent = next(p for p in (out_dir, *out_dir.absolute().parents) if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        return [Violation(field="--out", value=str(out_dir), rule=f"cannot write to {parent}")]
+    return []
+
+
+def _software_rules() -> list[Violation]:
+    missing = [name for name in _NEEDED_PACKAGES if importlib.util.find_spec(name) is None]
+    if not missing:
+        return []
+    return [
+        Violation(
+            rule=f"running needs {', '.join(missing)}",
+            nearest_fix="pip install 'flopwright[train]'",
+        )
+    ]

@@ -1,0 +1,86 @@
+"""What the launcher asks of the ranks: a file both sides read, and the names of a run's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from flopwright.plan.file import PlanFile
+from flopwright.spec.base import Spec
+from flopwright.spec.workload import Workload
+
+REQUEST_FILE: Final = "request.json"
+PROGRESS_FILE: Final = "progress.jsonl"
+STEPS_FILE: Final = "steps.jsonl"
+ROUNDS_FILE: Final = "rounds.jsonl"
+PROBE_FILE: Final = "probe.json"
+STOP_FILE: Final = "stop"
+LOG_DIR: Final = "logs"
+ERROR_DIR: Final = "errors"
+DATA_DIR: Final = "data"
+
+WORKER_MODULE: Final = "flopwright.executor.train.worker"
+
+
+class RunEntry(Spec):
+    """One plan of a launch, under the name its results get."""
+
+    name: str
+    plan: PlanFile
+
+
+class RunRequest(Spec):
+    """One launch: which plans, on what, for how long.
+
+    Attributes:
+        steps: optimizer steps of each plan.
+        steps_per_round: steps a plan makes before the next plan has its turn.
+        held_out_sequences: held-out sequences the final loss is taken over.
+        mismatch: what differs from the plans and was allowed.
+    """
+
+    entries: tuple[RunEntry, ...]
+    device: Literal["cpu", "cuda"]
+    steps: PositiveInt
+    steps_per_round: PositiveInt = 4
+    seed: NonNegativeInt = 0
+    text: str | None = None
+    tokenizer: Literal["bpe", "characters"] = "bpe"
+    probe: bool = False
+    probe_budget_s: PositiveFloat = 45.0
+    held_out_sequences: PositiveInt = 64
+    mismatch: tuple[str, ...] = ()
+
+    def workload(self, entry: RunEntry) -> Workload:
+        """Returns the entry's workload with this launch's seed."""
+        return entry.plan.scenario.workload.model_copy(update={"seed": self.seed})
+
+
+def measurement_file(name: str) -> str:
+    """Returns the file name of an entry's Measurement."""
+    return f"measurement-{name}.json"
+
+
+def trace_file(name: str) -> str:
+    """Returns the file name of an entry's Chrome trace of one step."""
+    return f"trace-{name}.json"
+
+
+def checkpoint_dir(name: str) -> str:
+    """Returns the folder name of an entry's checkpoint."""
+    return f"checkpoint-{name}"
+
+
+def read_request(path: Path) -> RunRequest:
+    """Returns the request that `write_json` wrote."""
+    return RunRequest.model_validate(json.loads(path.read_text(encoding="utf-8")))
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes plain data so that a reader sees all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,181 @@
+"""From a plan's history to its Measurement, trace and checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor
+
+from flopwright.executor.checkpoint.save import RunState, TensorSlice, save
+from flopwright.executor.data.batches import TOKENIZER_FILE
+from flopwright.executor.launch.request import (
+    RunRequest,
+    checkpoint_dir,
+    measurement_file,
+    trace_file,
+    write_json,
+)
+from flopwright.executor.measure.fingerprint import fingerprint
+from flopwright.executor.measure.memory import fullest_by_stage
+from flopwright.executor.measure.protocol import StepTimes, noise_floor, summarise
+from flopwright.executor.measure.timers import StepTrace, without_waiting
+from flopwright.executor.parallel.groups import gather_bytes
+from flopwright.executor.train.rounds import History
+from flopwright.executor.train.trial import Trial, expert_slices
+from flopwright.plan.mesh import Mesh
+from flopwright.report.attribution import exposed_time
+from flopwright.report.metrics import TIME_CLASSES, Measurement, StepMetrics
+from flopwright.report.trace import Trace, chrome_trace
+from flopwright.spec.flops import model_flops_per_token
+
+
+def launch_noise_floor(request: RunRequest, times_s: Sequence[float]) -> float | None:
+    """Returns the noise floor of a launch: over entries that ran the same plan, the largest."""
+    by_plan: dict[str, list[float]] = {}
+    for entry, time_s in zip(request.entries, times_s, strict=True):
+        key = entry.plan.parallel.content_hash() + entry.plan.scenario_hash
+        by_plan.setdefault(key, []).append(time_s)
+    floors = [f for f in map(noise_floor, by_plan.values()) if f is not None]
+    return max(floors, default=None)
+
+
+def gather_memory(trial: Trial) -> tuple[dict[str, int], ...]:
+    """Returns the bytes by class of each stage's fullest rank; collective over all ranks."""
+    stage = trial.groups.coordinates["pp"]
+    mine = json.dumps([stage, trial.memory]).encode()
+    ranks = [json.loads(d) for d in gather_bytes(mine, trial.groups.world, trial.device)]
+    return fullest_by_stage([(int(s), classes) for s, classes in ranks], trial.plan.pp)
+
+
+def time_by_class(
+    traces: Sequence[tuple[StepTrace, ...]], mesh: Mesh, step_time_s: float
+) -> dict[str, float]:
+    """Returns seconds by time class on the critical rank; they sum to `step_time_s`.
+
+    The critical rank is the one that waits least. Classes are means over the traced steps,
+    scaled from their mean duration to `step_time_s`.
+    """
+    totals = [dict.fromkeys(TIME_CLASSES, 0.0) for _ in range(mesh.plan.world_size)]
+    duration_s = 0.0
+    for steps in traces:
+        longest = max(s.duration_s for s in steps)
+        duration_s += longest
+        for rank, step in enumerate(without_waiting(steps, mesh)):
+            for cls, seconds in exposed_time(step.events, rank, longest).items():
+                totals[rank][cls] += seconds
+    critical = min(totals, key=lambda classes: classes["idle"])
+    scale = step_time_s / duration_s
+    return {cls: seconds * scale for cls, seconds in critical.items() if seconds > 0}
+
+
+def make_measurement(
+    trial: Trial,
+    request: RunRequest,
+    history: History,
+    times: StepTimes,
+    memory_bytes: tuple[dict[str, int], ...],
+    held_out: float,
+    floor: float | None,
+) -> Measurement:
+    """Returns the record of one plan's run."""
+    body = {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "plan_name": trial.entry.name,
+        "plan": trial.entry.plan.to_data(),
+        "metrics": _metrics(trial, history, times, memory_bytes),
+        "step_time_p10_s": times.p10_s,
+        "step_time_p90_s": times.p90_s,
+        "step_time_samples_s": times.samples_s,
+        "discarded_steps": times.discarded_steps,
+        "fingerprint": fingerprint(trial.plan.world_size, trial.device.type),
+        "losses": tuple(history.losses),
+        "held_out_loss": held_out,
+        "noise_floor": floor,
+        "mismatch": request.mismatch,
+    }
+    unnamed = Measurement(id="", **body)
+    digest = hashlib.sha256(unnamed.model_dump_json().encode()).hexdigest()
+    return unnamed.model_copy(update={"id": digest[:16]})
+
+
+def _metrics(
+    trial: Trial, history: History, times: StepTimes, memory_bytes: tuple[dict[str, int], ...]
+) -> StepMetrics:
+    workload, step_time_s = trial.workload, times.step_time_s
+    tokens_per_s = workload.tokens_per_step / step_time_s
+    per_gpu = tokens_per_s / trial.plan.world_size
+    flops_per_s = per_gpu * model_flops_per_token(trial.spec, workload.seq_len)
+    peaks = trial.entry.plan.scenario.cluster.node.gpu.peak_flops_per_s
+    peak = peaks.get(workload.precision.compute) or max(peaks.values())
+    return StepMetrics(
+        step_time_s=step_time_s,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_gpu=per_gpu,
+        model_flops_per_s_per_gpu=flops_per_s,
+        mfu=flops_per_s / peak,
+        time_s=time_by_class(tuple(history.traces), trial.mesh, step_time_s),
+        memory_bytes=memory_bytes,
+    )
+
+
+def typical_trace(traces: Sequence[tuple[StepTrace, ...]], step_time_s: float) -> Trace:
+    """Returns the events of all ranks in the traced step whose duration is nearest."""
+    steps = min(traces, key=lambda t: abs(max(s.duration_s for s in t) - step_time_s))
+    origin = min(s.began_s for s in steps)
+    return tuple(
+        e._replace(start_s=e.start_s + s.began_s - origin, end_s=e.end_s + s.began_s - origin)
+        for s in steps
+        for e in s.events
+    )
+
+
+def write_measurement(out_dir: Path, measurement: Measurement, history: History) -> None:
+    """Writes an entry's Measurement and Chrome trace."""
+    name, step_time_s = measurement.plan_name, measurement.metrics.step_time_s
+    events = typical_trace(tuple(history.traces), step_time_s)
+    data = chrome_trace(events, world_size=measurement.fingerprint.world_size)
+    write_json(out_dir / trace_file(name), data)
+    write_json(out_dir / measurement_file(name), measurement.to_data())
+
+
+def step_times(history: History) -> StepTimes:
+    """Returns the summary of a plan's rounds."""
+    return summarise(history.rounds)
+
+
+def save_checkpoint(trial: Trial, out_dir: Path, data_dir: Path, steps: int) -> Path:
+    """Writes the trial's weights; collective: of replicas only the first one writes."""
+    return save(
+        out_dir / checkpoint_dir(trial.entry.name),
+        _own_tensors(trial),
+        RunState(
+            step=steps,
+            seed=trial.workload.seed,
+            model=trial.spec,
+            tokenizer_file=data_dir / TOKENIZER_FILE,
+            plan=trial.plan.to_data(),
+        ),
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        barrier=lambda: dist.barrier(group=trial.groups.world.handle),
+    )
+
+
+def _own_tensors(trial: Trial) -> dict[str, Tensor | TensorSlice]:
+    groups = trial.groups
+    sliced = expert_slices(trial.stage) if trial.plan.ep > 1 else frozenset()
+    own: dict[str, Tensor | TensorSlice] = {}
+    for name, tensor in trial.stage.state_dict().items():
+        if name not in sliced:
+            if groups.dp.index == 0:
+                own[name] = tensor
+            continue
+        if groups.edp.index == 0:
+            whole = (tensor.shape[0] * groups.ep.size, *tensor.shape[1:])
+            own[name] = TensorSlice(tensor, whole, tensor.shape[0] * groups.ep.index)
+    return own

@@ -1,0 +1,225 @@
+"""The plans of a launch take turns; rank 0 collects what every rank's steps left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from flopwright.executor.launch.request import (
+    PROGRESS_FILE,
+    ROUNDS_FILE,
+    STEPS_FILE,
+    STOP_FILE,
+    RunRequest,
+)
+from flopwright.executor.measure.protocol import Turn, turns
+from flopwright.executor.measure.timers import StepTrace
+from flopwright.executor.parallel.groups import Group, gather_bytes
+from flopwright.executor.train.trial import StepRecord, Trial
+from flopwright.report.trace import TraceEvent
+
+TRACES_KEPT: Final = 64
+METERED_STEP: Final = 1  # within the first round, whose times are not kept
+_SENTINEL_SIZE: Final = 384
+_SENTINEL_REPEATS: Final = 8
+
+
+@dataclass(slots=True)
+class History:
+    """What rank 0 knows of one plan.
+
+    Attributes:
+        rounds: step times in seconds by round, the slowest rank's.
+        traces: of the last steps, one StepTrace a rank.
+    """
+
+    rounds: list[list[float]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    traces: deque[tuple[StepTrace, ...]] = field(default_factory=lambda: deque(maxlen=TRACES_KEPT))
+
+
+def run_rounds(trials: Sequence[Trial], request: RunRequest, out_dir: Path) -> list[History]:
+    """Trains all plans in turns and returns their histories (complete on rank 0).
+
+    A file named `stop` in the run's folder ends the training after the current round.
+    """
+    world, device = trials[0].groups.world, trials[0].device
+    histories = [History() for _ in trials]
+    writer = _Writer(out_dir, request) if dist.get_rank() == 0 else None
+    current = -1
+    for turn in turns(len(trials), request.steps, request.steps_per_round):
+        if turn.round != current:
+            current = turn.round
+            if current > 0 and _asked_to_stop(out_dir, world, device):
+                break
+            sentinel_s = _sentinel(world, device)
+        trial, history = trials[turn.entry], histories[turn.entry]
+        records = _run_turn(trial, turn)
+        rows = _collect(trial, records, world, device)
+        if writer is not None:
+            _remember(history, rows)
+            writer.turn(trial.entry.name, turn, rows, sentinel_s)
+    if writer is not None:
+        writer.close()
+    return histories
+
+
+def _run_turn(trial: Trial, turn: Turn) -> list[StepRecord]:
+    gc.collect()
+    dist.barrier(group=trial.groups.world.handle)
+    metered = min(METERED_STEP, turn.num_steps - 1) if turn.round == 0 else -1
+    return [
+        trial.run_step(turn.first_step + i, meter_memory=i == metered)
+        for i in range(turn.num_steps)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step as all ranks saw it."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    step_time_s: float
+    timed: bool
+    traces: tuple[StepTrace, ...]
+
+
+def _collect(
+    trial: Trial, records: Sequence[StepRecord], world: Group, device: torch.device
+) -> list[StepRow]:
+    """Returns the rows of a turn, the same on every rank."""
+    losses = torch.zeros(len(records), dtype=torch.float64, device=device)
+    for i, record in enumerate(records):
+        if record.loss is not None:
+            losses[i] = record.loss.double() / trial.plan.dp
+    world.sum_(losses)
+    mine = json.dumps([_trace_data(r.trace) for r in records]).encode()
+    ranks = [json.loads(data) for data in gather_bytes(mine, world, device)]
+    rows = []
+    for i, record in enumerate(records):
+        traces = tuple(_trace_from(rank[i]) for rank in ranks)
+        rows.append(
+            StepRow(
+                step=record.step,
+                loss=float(losses[i]),
+                gradient_norm=float(record.gradient_norm),
+                learning_rate=record.learning_rate,
+                step_time_s=max(t.duration_s for t in traces),
+                timed=record.timed,
+                traces=traces,
+            )
+        )
+    return rows
+
+
+def _trace_data(trace: StepTrace) -> list[Any]:
+    return [trace.began_s, trace.duration_s, [list(e) for e in trace.events]]
+
+
+def _trace_from(data: list[Any]) -> StepTrace:
+    began_s, duration_s, events = data
+    return StepTrace(began_s, duration_s, tuple(TraceEvent(*e) for e in events))
+
+
+def _remember(history: History, rows: Sequence[StepRow]) -> None:
+    timed = [r for r in rows if r.timed] or list(rows)
+    history.rounds.append([r.step_time_s for r in timed])
+    history.losses.extend(r.loss for r in rows)
+    history.traces.extend(r.traces for r in timed)
+
+
+def _asked_to_stop(out_dir: Path, world: Group, device: torch.device) -> bool:
+    flag = torch.zeros(1, device=device)
+    if dist.get_rank() == 0 and (out_dir / STOP_FILE).exists():
+        flag += 1
+    return bool(world.sum_(flag) > 0)
+
+
+def _sentinel(world: Group, device: torch.device) -> float:
+    """Returns seconds of a fixed block of matrix products on all ranks at once, the slowest's.
+
+    It does the same work each round: how much it varies is how much the machine does.
+    """
+    a = torch.ones(_SENTINEL_SIZE, _SENTINEL_SIZE, device=device)
+    dist.barrier(group=world.handle)
+    begin = time.perf_counter()
+    for _ in range(_SENTINEL_REPEATS):
+        a = (a @ a) / _SENTINEL_SIZE
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64, device=device)
+    if world.size > 1:
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=world.handle)
+    return float(seconds)
+
+
+class _Writer:
+    """Rank 0's running record: one line a step, one a turn, one a step for the progress bar."""
+
+    def __init__(self, out_dir: Path, request: RunRequest) -> None:
+        self._request = request
+        self._began = time.perf_counter()
+        self._done = 0
+        self._steps = (out_dir / STEPS_FILE).open("a", encoding="utf-8")
+        self._rounds = (out_dir / ROUNDS_FILE).open("a", encoding="utf-8")
+        self._progress = (out_dir / PROGRESS_FILE).open("a", encoding="utf-8")
+
+    def turn(self, name: str, turn: Turn, rows: Sequence[StepRow], sentinel_s: float) -> None:
+        """Writes a finished turn."""
+        workload = self._request.entries[0].plan.scenario.workload
+        self._done += len(rows)
+        total = self._request.steps * len(self._request.entries)
+        eta_s = (time.perf_counter() - self._began) / self._done * (total - self._done)
+        for row in rows:
+            data = {
+                "plan": name,
+                "step": row.step,
+                "round": turn.round,
+                "loss": row.loss,
+                "gradient_norm": row.gradient_norm,
+                "learning_rate": row.learning_rate,
+                "step_time_s": row.step_time_s,
+                "timed": row.timed,
+            }
+            self._steps.write(json.dumps(data) + "\n")
+        last = rows[-1]
+        progress = {
+            "plan": name,
+            "step": last.step + 1,
+            "steps": self._request.steps,
+            "loss": last.loss,
+            "tokens_per_s": workload.tokens_per_step / last.step_time_s,
+            "eta_s": eta_s,
+        }
+        self._progress.write(json.dumps(progress) + "\n")
+        times = sorted(r.step_time_s for r in rows)
+        self._rounds.write(
+            json.dumps(
+                {
+                    "round": turn.round,
+                    "plan": name,
+                    "median_step_s": times[len(times) // 2],
+                    "sentinel_s": sentinel_s,
+                }
+            )
+            + "\n"
+        )
+        for file in (self._steps, self._rounds, self._progress):
+            file.flush()
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in (self._steps, self._rounds, self._progress):
+            file.close()

@@ -1,0 +1,243 @@
+"""One plan of a launch on one rank: its replica of the model, its groups, its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from flopwright.executor.data.batches import Dataset
+from flopwright.executor.launch.request import RunEntry
+from flopwright.executor.measure.memory import SavedBytes, saved_bytes, weight_bytes
+from flopwright.executor.measure.timers import ActionTimer, StepTrace
+from flopwright.executor.parallel.data_parallel.choose import clip_gradients, make_data_parallel
+from flopwright.executor.parallel.data_parallel.interface import DataParallel, Trainable
+from flopwright.executor.parallel.experts import AllToAllDispatch
+from flopwright.executor.parallel.groups import GroupRegistry, Groups
+from flopwright.executor.parallel.pipeline import MicroBatch, Runner, StageParts
+from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
+from flopwright.plan.learning_rate import learning_rate_at
+from flopwright.plan.lower import lower
+from flopwright.plan.mesh import Mesh
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.parameters import EMBEDDING_LAYER
+from flopwright.spec.workload import Workload
+
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step left behind on this rank.
+
+    Attributes:
+        loss: mean nats a token over this rank's micro-batches; None off the last stage.
+        gradient_norm: before clipping, over the whole model, shape ().
+        timed: False for the step that memory was metered in.
+    """
+
+    step: int
+    loss: Tensor | None
+    gradient_norm: Tensor
+    learning_rate: float
+    trace: StepTrace
+    timed: bool = True
+
+
+@dataclass(slots=True)
+class Trial:
+    """A plan being trained. Build it with `start_trial`."""
+
+    entry: RunEntry
+    workload: Workload
+    mesh: Mesh
+    groups: Groups
+    stage: Stage
+    timer: ActionTimer
+    dataset: Dataset
+    device: torch.device
+    data_parallel: DataParallel
+    trainable: Trainable
+    runner: Runner = field(init=False)
+    memory: dict[str, int] = field(default_factory=dict)
+    _step: int = 0
+    _norm: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def __post_init__(self) -> None:
+        plan, spec = self.plan, self.spec
+        index = self.groups.coordinates["pp"]
+        microbatches = plan.num_microbatches(self.workload.global_batch_size)
+        self.runner = Runner(
+            actions=lower(plan, microbatches)[index],
+            parts=StageParts(
+                chunks={index: self.stage},
+                num_chunks=plan.num_chunks,
+                loss_fn=loss,
+                hidden_shape=(plan.micro_batch_size, self.workload.seq_len, spec.hidden_size),
+                dtype=DTYPES[self.workload.precision.weights],
+                device=self.device,
+                reduce_gradients=self.data_parallel.reduce_gradients,
+                optimizer_step=self._optimizer_step,
+            ),
+            groups=self.groups,
+            timer=self.timer,
+        )
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """The split of a step."""
+        return self.entry.plan.parallel
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return self.entry.plan.scenario.model
+
+    def run_step(self, step: int, *, meter_memory: bool = False) -> StepRecord:
+        """Runs optimizer step `step` (0-based) and returns its record.
+
+        Args:
+            step: fixes the data and the learning rate.
+            meter_memory: count tensor bytes by class into `memory`; the step is then slower.
+        """
+        self._step = step
+        batch = self._microbatches(step)
+        metering = saved_bytes([self.stage]) if meter_memory else nullcontext()
+        with metering as meter:
+            self.timer.start_step()
+            loss_mean = self.runner.run_step(batch)
+            trace = self.timer.finish_step()
+        if meter is not None:
+            self.memory = self._memory_by_class(meter)
+        return StepRecord(
+            step=step,
+            loss=loss_mean,
+            gradient_norm=self._norm,
+            learning_rate=learning_rate_at(step, self.workload),
+            trace=trace,
+            timed=not meter_memory,
+        )
+
+    def _microbatches(self, step: int) -> Sequence[MicroBatch]:
+        rows = self.dataset.rank_slice(
+            step, self.groups.coordinates["dp"], self.plan.dp, self.plan.micro_batch_size
+        )
+        tokens = torch.from_numpy(rows).to(self.device)
+        return [
+            MicroBatch(tokens=t[:, :-1].contiguous(), targets=t[:, 1:].contiguous())
+            for t in tokens
+        ]
+
+    def _optimizer_step(self) -> None:
+        clip = self.workload.optimizer.gradient_clip
+        self._norm = clip_gradients(self.data_parallel, clip, self.groups.world, self.trainable)
+        self.data_parallel.step(learning_rate_at(self._step, self.workload))
+        self._balance_experts()
+
+    def _balance_experts(self) -> None:
+        """Moves the routers' biases by the loads of all data-parallel ranks, in one message."""
+        blocks = [b for b in self.stage.moe_blocks().values() if b.loads is not None]
+        if not blocks:
+            return
+        loads = torch.stack([b.loads for b in blocks if b.loads is not None])
+        with self.timer.action("expert_loads", "dp_comm", loads.numel() * 8):
+            self.groups.dp.sum_(loads)
+        for block, load in zip(blocks, loads, strict=True):
+            block.gate.update_bias_(load)
+            block.reset_loads()
+
+    def _memory_by_class(self, meter: SavedBytes) -> dict[str, int]:
+        classes = {
+            "weights": weight_bytes([self.stage]),
+            "gradients": self.data_parallel.gradient_bytes(),
+            "optimizer_state": self.data_parallel.optimizer_bytes(),
+            "activations": meter.peak_bytes,
+        }
+        if self.device.type == "cuda":
+            allocated = torch.cuda.max_memory_reserved(self.device)
+            classes["reserved"] = max(0, allocated - sum(classes.values()))
+        return classes
+
+
+def start_trial(
+    entry: RunEntry,
+    workload: Workload,
+    dataset: Dataset,
+    registry: GroupRegistry,
+    device: torch.device,
+) -> Trial:
+    """Returns a trial with its first weights; collective: every rank calls it in the same order.
+
+    Args:
+        entry: the plan and its name.
+        workload: the plan's, with the launch's seed.
+        dataset: the launch's data.
+        registry: process groups made so far.
+        device: where this rank computes.
+    """
+    plan, spec = entry.plan.parallel, entry.plan.scenario.model
+    mesh = Mesh(plan)
+    groups = registry.build(mesh)
+    timer = ActionTimer(torch.distributed.get_rank(), device)
+    stage = _build(plan, spec, groups, timer, DTYPES[workload.precision.weights], device)
+    init_weights_(stage, spec, workload.seed)
+    stage.train()
+    trainable = Trainable(
+        parameters={n: p for n, p in stage.named_parameters() if p.requires_grad},
+        expert_names=expert_slices(stage) if plan.ep > 1 else frozenset(),
+        groups=groups,
+        optimizer=workload.optimizer,
+        precision=workload.precision,
+        timer=timer,
+    )
+    return Trial(
+        entry=entry,
+        workload=workload,
+        mesh=mesh,
+        groups=groups,
+        stage=stage,
+        timer=timer,
+        dataset=dataset,
+        device=device,
+        data_parallel=make_data_parallel(plan, trainable),
+        trainable=trainable,
+    )
+
+
+def _build(
+    plan: ParallelPlan,
+    spec: ModelSpec,
+    groups: Groups,
+    timer: ActionTimer,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Stage:
+    index = groups.coordinates["pp"]
+    layers = list(plan.stage_layers(spec.num_layers)[index])
+    if index == 0:
+        layers.insert(0, EMBEDDING_LAYER)
+    if index == plan.pp - 1:
+        layers.append(spec.num_layers)
+    return build_stage(
+        spec,
+        layers,
+        dispatcher=AllToAllDispatch(groups.ep, timer) if plan.ep > 1 else None,
+        ep_rank=groups.ep.index,
+        ep_size=plan.ep,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def expert_slices(stage: Stage) -> frozenset[str]:
+    """Returns the names of the stacked expert tensors, of which a rank may hold a slice."""
+    return frozenset(
+        f"model.layers.{layer}.mlp.experts.{name}"
+        for layer, block in stage.moe_blocks().items()
+        for name, _ in block.experts.named_parameters()
+    )

@@ -1,0 +1,225 @@
+"""One rank of a run: `torchrun ... -m flopwright.executor.train.worker`.
+
+Takes either a request that the launcher wrote (`worker REQUEST.json`), or, started by hand
+or by an exported script, plans and a folder (`worker --plan plan.yaml --out run`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from flopwright.errors import EXIT_BAD_INPUT, InputError
+from flopwright.executor.data.batches import Dataset, open_dataset
+from flopwright.executor.data.prepare import prepare
+from flopwright.executor.launch.checks import LaunchOptions, check_request
+from flopwright.executor.launch.machine import find_machine
+from flopwright.executor.launch.request import (
+    DATA_DIR,
+    ERROR_DIR,
+    PROBE_FILE,
+    PROGRESS_FILE,
+    REQUEST_FILE,
+    RunRequest,
+    read_request,
+    write_json,
+)
+from flopwright.executor.parallel.groups import GroupRegistry
+from flopwright.executor.train.evaluate import held_out_loss
+from flopwright.executor.train.results import (
+    gather_memory,
+    launch_noise_floor,
+    make_measurement,
+    save_checkpoint,
+    step_times,
+    write_measurement,
+)
+from flopwright.executor.train.rounds import History, run_rounds
+from flopwright.executor.train.trial import Trial, start_trial
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs this rank; returns the exit code. An error is written to the run's folder too."""
+    _die_with_parent()
+    parsed = _parse(arguments)
+    out_dir = Path(parsed.request).parent if parsed.request else Path(parsed.out)
+    try:
+        request = _request(parsed, out_dir)
+        device = _join(request)
+        run(request, out_dir, device)
+    except Exception as error:
+        _report_error(out_dir, error)
+        if isinstance(error, InputError):
+            return EXIT_BAD_INPUT
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+def run(request: RunRequest, out_dir: Path, device: torch.device) -> None:
+    """Prepares data, trains every plan in turns, and writes what the run showed."""
+    dataset = _dataset(request, out_dir)
+    if request.probe:
+        _probe(request, out_dir, device)
+    registry = GroupRegistry()
+    trials = [
+        start_trial(e, request.workload(e), dataset, registry, device) for e in request.entries
+    ]
+    _say(out_dir, "train", 0.0)
+    histories = run_rounds(trials, request, out_dir)
+    _say(out_dir, "evaluate", 0.0)
+    _finish(request, trials, histories, out_dir)
+
+
+def _finish(
+    request: RunRequest, trials: Sequence[Trial], histories: Sequence[History], out_dir: Path
+) -> None:
+    first = dist.get_rank() == 0
+    steps = _same_everywhere(len(histories[0].losses), trials[0])
+    times = [step_times(h) for h in histories] if first else []
+    floor = launch_noise_floor(request, [t.step_time_s for t in times]) if first else None
+    for i, trial in enumerate(trials):
+        held_out = held_out_loss(trial, request.held_out_sequences)
+        memory_bytes = gather_memory(trial)
+        save_checkpoint(trial, out_dir, out_dir / DATA_DIR, steps)
+        if first:
+            measurement = make_measurement(
+                trial, request, histories[i], times[i], memory_bytes, held_out, floor
+            )
+            write_measurement(out_dir, measurement, histories[i])
+    dist.barrier()
+
+
+def _same_everywhere(value: int, trial: Trial) -> int:
+    """Returns rank 0's value on every rank."""
+    tensor = torch.tensor([value if dist.get_rank() == 0 else 0], device=trial.device)
+    return int(trial.groups.world.sum_(tensor))
+
+
+def _dataset(request: RunRequest, out_dir: Path) -> Dataset:
+    """Returns the run's data, prepared by rank 0; an input error there ends every rank."""
+    entry = request.entries[0]
+    workload, model = request.workload(entry), entry.plan.scenario.model
+    folder = out_dir / DATA_DIR
+    if dist.get_rank() == 0:
+        prepare(
+            Path(request.text) if request.text else None,
+            model,
+            workload,
+            folder,
+            request.tokenizer,
+            lambda phase, share: _say(out_dir, phase, share),
+        )
+    dist.barrier()
+    return open_dataset(folder, workload, model.vocab_size)
+
+
+def _probe(request: RunRequest, out_dir: Path, device: torch.device) -> None:
+    """Measures the machine with this launch's processes, so that both see the same moment."""
+    from flopwright.executor.measure.probe import run_probe
+
+    report = run_probe(
+        device,
+        [e.plan for e in request.entries],
+        budget_s=request.probe_budget_s,
+        progress=lambda what: _say(out_dir, f"probe: {what}", 0.0),
+    )
+    if dist.get_rank() == 0:
+        write_json(out_dir / PROBE_FILE, report.to_data())
+
+
+def _join(request: RunRequest) -> torch.device:
+    """Joins the other ranks; returns this rank's device."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if request.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+        return device
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="flopwright.executor.train.worker")
+    parser.add_argument("request", nargs="?", help="request.json of a run's folder")
+    parser.add_argument("--plan", action="append", default=[], type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--tokenizer", choices=("bpe", "characters"), default="bpe")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--allow-mismatch", action="store_true")
+    parsed = parser.parse_args(arguments)
+    if parsed.request is None and (not parsed.plan or parsed.out is None):
+        parser.error("give a request file, or --plan and --out")
+    return parsed
+
+
+def _request(parsed: argparse.Namespace, out_dir: Path) -> RunRequest:
+    if parsed.request:
+        return read_request(Path(parsed.request))
+    options = LaunchOptions(
+        steps=parsed.steps,
+        nproc=int(os.environ["WORLD_SIZE"]),
+        text=parsed.text,
+        tokenizer=parsed.tokenizer,
+        seed=parsed.seed,
+        allow_mismatch=parsed.allow_mismatch,
+    )
+    request = check_request(parsed.plan, None, options, find_machine())
+    out_dir.mkdir(parents=True, exist_ok=True)
+    if int(os.environ["RANK"]) == 0:
+        write_json(out_dir / REQUEST_FILE, request.to_data())
+    return request
+
+
+def _say(out_dir: Path, phase: str, share: float) -> None:
+    """Adds a line on the present phase to the progress file, on rank 0."""
+    if dist.get_rank() == 0:
+        with (out_dir / PROGRESS_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"phase": phase, "share": share}) + "\n")
+
+
+def _report_error(out_dir: Path, error: Exception) -> None:
+    """Writes what went wrong on this rank, and when: the earliest is the cause of the rest."""
+    rank = int(os.environ.get("RANK", "0"))
+    violations = [v.as_dict() for v in error.violations] if isinstance(error, InputError) else []
+    record = {
+        "rank": rank,
+        "time_s": time.time(),
+        "type": type(error).__name__,
+        "message": str(error),
+        "violations": violations,
+        "traceback": traceback.format_exc(),
+    }
+    if not out_dir.is_dir():
+        return
+    folder = out_dir / ERROR_DIR
+    folder.mkdir(exist_ok=True)
+    write_json(folder / f"rank-{rank:05d}.json", record)
+
+
+def _die_with_parent() -> None:
+    """Lets the kernel end this rank when torchrun is killed (Linux), so that none is left over."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
