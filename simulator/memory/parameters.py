@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,16 +29,6 @@ class ParamCounts:
     dense_matrix: Array
     expert: Array
 
-    def times(self, count: Array) -> ParamCounts:
-        """Returns the counts of `count` such layers."""
-        return ParamCounts(**{f.name: getattr(self, f.name) * count for f in fields(self)})
-
-    def plus(self, other: ParamCounts) -> ParamCounts:
-        """Returns the sum."""
-        return ParamCounts(
-            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        )
-
 
 def param_counts(spec: ModelSpec, layer: int, tp: Array, ep: Array) -> ParamCounts:
     """Returns what one rank holds of a layer; tp and ep have one entry a combination."""
@@ -58,11 +48,11 @@ def param_counts(spec: ModelSpec, layer: int, tp: Array, ep: Array) -> ParamCoun
     return ParamCounts(**sums)
 
 
+def split_axis(param: ParamTensor) -> str:
+    """Returns what cuts a tensor inside a stage, by plan/sharding.py: "tp", "ep" or "whole"."""
+    plan = ParallelPlan(tp=2, ep=3)
+    return {2: "tp", 3: "ep", 1: "whole"}[tensor_split(param, plan)]
+
+
 def _split(param: ParamTensor, tp: Array, ep: Array) -> Array:
-    """Returns over how many ranks each combination cuts the tensor, by plan/sharding.py's rule."""
-    whole = ParallelPlan()
-    if tensor_split(param, whole.model_copy(update={"tp": 2})) == 2:
-        return tp
-    if tensor_split(param, whole.model_copy(update={"ep": 2})) == 2:
-        return ep
-    return np.ones(len(tp))
+    return {"tp": tp, "ep": ep, "whole": np.ones(len(tp))}[split_axis(param)]

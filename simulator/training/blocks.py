@@ -19,8 +19,9 @@ from flopwright.simulator.collectives.times import collective_seconds
 from flopwright.simulator.collectives.topology import GroupShape, group_shape
 from flopwright.simulator.memory.parameters import ParamCounts, param_counts
 from flopwright.simulator.operators.times import op_seconds
-from flopwright.simulator.training.candidates import RECOMPUTES, Candidates
+from flopwright.simulator.training.candidates import RECOMPUTES, Candidates, distinct
 from flopwright.simulator.training.layers import DENSE, MOE, representatives
+from flopwright.simulator.training.optimizer import muon_seconds
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
 
@@ -46,10 +47,9 @@ class ShardCombos:
 def shard_combos(candidates: Candidates) -> ShardCombos:
     """Returns the distinct shard shapes and, for each candidate, which one it has."""
     c = candidates
-    table = np.stack([c.micro_batch_size, c.tp, c.ep, c.cp], axis=1)
-    unique, index = np.unique(table, axis=0, return_inverse=True)
-    mbs, tp, ep, cp = unique.T.astype(float)
-    return ShardCombos(micro_batch_size=mbs, tp=tp, ep=ep, cp=cp, index=index.reshape(-1))
+    first, index = distinct(c.micro_batch_size, c.tp, c.ep, c.cp)
+    mbs, tp, ep, cp = (a[first].astype(float) for a in (c.micro_batch_size, c.tp, c.ep, c.cp))
+    return ShardCombos(micro_batch_size=mbs, tp=tp, ep=ep, cp=cp, index=index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,8 @@ class BlockTable:
         saved_bytes, saved_fp8_bytes: kept from forward to backward, (R, U); the second part
             is what FP8 activation storage applies to.
         recomputed_bytes: what is made again while the layer runs backward, (R, U).
+        muon_dense_s, muon_expert_s: seconds of orthogonalising the layer's matrices on one
+            rank that held them alone, (U,).
     """
 
     forward: dict[str, Array]
@@ -74,6 +76,8 @@ class BlockTable:
     saved_fp8_bytes: Array
     recomputed_bytes: Array
     params: ParamCounts
+    muon_dense_s: Array
+    muon_expert_s: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,10 @@ def price_blocks(scenario: Scenario, combos: ShardCombos, calibration: Calibrati
         cost = layer_cost(model, layer, shape, len(combos))
         table, found = _price(scenario, combos, calibration, kind, cost)
         params = param_counts(model, layer, combos.tp, combos.ep)
-        tables[kind] = _table(table, cost, kind, _boundary_bytes(scenario, shape), params)
+        whole, cut, expert = muon_seconds(scenario, layer, calibration)
+        update = (whole + cut / combos.tp, expert / combos.ep)
+        boundary = _boundary_bytes(scenario, shape)
+        tables[kind] = _table(table, cost, kind, boundary, params, update)
         notes.update(dict.fromkeys(found))
     return Blocks(tables, tuple(notes))
 
@@ -209,7 +216,12 @@ def _copies(scenario: Scenario, table: CommTable, row: int) -> int | None:
 
 
 def _table(
-    times: _Times, cost: BlockCost, kind: str, boundary_bytes: Array, params: ParamCounts
+    times: _Times,
+    cost: BlockCost,
+    kind: str,
+    boundary_bytes: Array,
+    params: ParamCounts,
+    muon_s: tuple[Array, Array],
 ) -> BlockTable:
     """Lays the policies out: none, selective, full (only transformer layers are recomputed)."""
     layer = kind in {DENSE, MOE}
@@ -240,6 +252,8 @@ def _table(
         saved_fp8_bytes=np.stack([k[1] for k in kept]),
         recomputed_bytes=np.stack([np.maximum(full - a - b, 0) for a, b in kept]),
         params=params,
+        muon_dense_s=muon_s[0],
+        muon_expert_s=muon_s[1],
     )
 
 

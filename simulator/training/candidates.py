@@ -132,6 +132,16 @@ class Candidates:
         )
 
 
+def distinct(*columns: Ints) -> tuple[Ints, Ints]:
+    """Returns (where each distinct combination first stands, which one each row has)."""
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, place = np.unique(column, return_inverse=True)
+        code = code * len(values) + place.reshape(-1)
+    _, first, index = np.unique(code, return_index=True, return_inverse=True)
+    return first.astype(np.int64), index.reshape(-1).astype(np.int64)
+
+
 def axis_names() -> tuple[str, ...]:
     """Returns the names of the array fields of Candidates."""
     return tuple(f.name for f in fields(Candidates) if f.name != "layouts")

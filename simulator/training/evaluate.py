@@ -18,7 +18,7 @@ from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.memory.stages import SavedByChunk, StageMemory, stage_memory
 from flopwright.simulator.training.blocks import Blocks, ShardCombos, price_blocks, shard_combos
-from flopwright.simulator.training.candidates import SCHEDULES, Candidates, Ints
+from flopwright.simulator.training.candidates import SCHEDULES, Candidates, Ints, distinct
 from flopwright.simulator.training.check import check_candidates
 from flopwright.simulator.training.closed_form import pipeline_seconds, stage_finish_lead
 from flopwright.simulator.training.stages import PipelineCosts, pipeline_costs
@@ -80,10 +80,9 @@ def same_pipeline(candidates: Candidates) -> Iterator[Ints]:
     c = candidates
     if not len(c):
         return
-    table = np.stack([c.pp, c.vpp, c.schedule, c.layout], axis=1)
-    _, group = np.unique(table, axis=0, return_inverse=True)
-    order = np.argsort(group.reshape(-1), kind="stable")
-    edges = np.flatnonzero(np.diff(group.reshape(-1)[order])) + 1
+    _, group = distinct(c.pp, c.vpp, c.schedule, c.layout)
+    order = np.argsort(group, kind="stable")
+    edges = np.flatnonzero(np.diff(group[order])) + 1
     yield from np.split(order, edges)
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from flopwright.errors import InputError, Violation
-from flopwright.ops import Array, CostBuilder, OpKind, OpTable, Phase
+from flopwright.models.optim.adamw import cost as adamw
+from flopwright.models.optim.muon import cost as muon
+from flopwright.ops import Array, OpKind, OpTable
 from flopwright.simulator.calibration.model import Calibration
-from flopwright.simulator.memory.parameters import ParamCounts
+from flopwright.simulator.memory.parameters import ParamCounts, split_axis
 from flopwright.simulator.memory.shards import zero_shards
 from flopwright.simulator.memory.stages import optimizer_bytes
 from flopwright.simulator.operators.times import op_seconds
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.parameters import layer_parameters
 from flopwright.spec.scenario import Scenario
 
 
@@ -28,12 +32,20 @@ class UpdateTimes:
 
 
 def update_seconds(
-    scenario: Scenario, candidates: Candidates, calibration: Calibration, params: ParamCounts
+    scenario: Scenario,
+    candidates: Candidates,
+    calibration: Calibration,
+    params: ParamCounts,
+    muon_s: tuple[Array, Array],
 ) -> UpdateTimes:
     """Returns the update of each stage's share of the numbers.
 
+    Args:
+        params: numbers held by stage, (stages, C).
+        muon_s: seconds of orthogonalising a stage's (dense, expert) matrices, (stages, C).
+
     With the optimizer offloaded the gradients go to the host and the weights come back, and
-    the host streams its state twice at the speed of its link.
+    the host streams its state twice at the speed of its link; Muon's matrix products stay.
 
     Raises:
         InputError: an offloaded optimizer on a cluster without a host link.
@@ -47,10 +59,14 @@ def update_seconds(
     ops = update_ops(scenario, numel, (matrix + expert).reshape(-1))
     times = op_seconds(ops, scenario.cluster.node.gpu, calibration)
     on_gpu = times.seconds.sum(axis=0).reshape(dense.shape)
+    products = muon_s[0] / np.where(sharded, dense_shards, 1)
+    products = products + muon_s[1] / np.where(sharded, expert_shards, 1)
     offloaded = candidates.optimizer_offload > 0
     if not offloaded.any():
         return UpdateTimes(
-            update_s=on_gpu, offload_s=np.zeros(dense.shape), assumptions=times.assumptions
+            update_s=on_gpu + products,
+            offload_s=np.zeros(dense.shape),
+            assumptions=times.assumptions,
         )
     link = scenario.cluster.node.host_link
     if link is None:
@@ -66,24 +82,71 @@ def update_seconds(
         DTYPE_BYTES[precision.gradients] + DTYPE_BYTES[precision.weights]
     ) + 2 * optimizer_bytes(scenario, dense, matrix, expert)
     return UpdateTimes(
-        update_s=np.where(offloaded, 0.0, on_gpu),
+        update_s=np.where(offloaded, 0.0, on_gpu) + products,
         offload_s=np.where(offloaded, moved / link.bytes_per_s + link.latency_s, 0.0),
         assumptions=(*times.assumptions, "the host updates at the speed of its link"),
     )
 
 
 def update_ops(scenario: Scenario, numel: Array, matrix_numel: Array) -> OpTable:
-    """Returns the STEP rows of updating `numel` weights, `matrix_numel` of them in matrices."""
+    """Returns the element-wise STEP rows of `numel` weights, `matrix_numel` of them in matrices.
+
+    The orthogonalisation of whole matrices is priced by `muon_seconds`.
+    """
+    elements = [muon.Matrices(rows=1, columns=1, count=matrix_numel)]
     precision = scenario.workload.precision
-    cost = CostBuilder()
-    state = optimizer_bytes(scenario, numel - matrix_numel, np.zeros(len(numel)), matrix_numel)
-    cost.op(
-        "update",
-        OpKind.OPTIMIZER,
-        Phase.STEP,
-        dtype=precision.optimizer_state,
-        m=numel,
-        read_bytes=state + numel * DTYPE_BYTES[precision.gradients],
-        written_bytes=state + numel * DTYPE_BYTES[precision.weights],
+    is_muon = scenario.workload.optimizer.kind == "muon"
+    table = partial(
+        partial(muon.step_cost, elements, numel - matrix_numel)
+        if is_muon
+        else partial(adamw.step_cost, numel),
+        weights=precision.weights,
+        gradients=precision.gradients,
+        master=None if precision.master_weights == "none" else precision.master_weights,
+        state=precision.optimizer_state,
+    )(num_candidates=len(numel))
+    return _elementwise(table.ops, True)
+
+
+def muon_seconds(
+    scenario: Scenario, layer: int, calibration: Calibration
+) -> tuple[float, float, float]:
+    """Returns seconds of orthogonalising a layer's matrices: (whole, tensor-parallel, experts).
+
+    Each matrix is orthogonalised once among the ranks that share it, spread evenly.
+    """
+    out = {"whole": 0.0, "tp": 0.0, "ep": 0.0}
+    if scenario.workload.optimizer.kind != "muon":
+        return (0.0, 0.0, 0.0)
+    for param in layer_parameters(scenario.model, layer):
+        if not (param.is_matrix and param.trainable):
+            continue
+        ops = _elementwise(muon.step_cost([muon.matrices_of(param)]).ops, False)
+        times = op_seconds(ops, scenario.cluster.node.gpu, calibration)
+        out[split_axis(param)] += float(times.seconds.sum())
+    return (out["whole"], out["tp"], out["ep"])
+
+
+def _elementwise(ops: OpTable, wanted: bool) -> OpTable:
+    """Returns the element-wise rows of a table, or the others."""
+    keep = [i for i in range(len(ops)) if (ops.kind[i] == OpKind.OPTIMIZER) == wanted]
+
+    def names(column: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(column[i] for i in keep)
+
+    return OpTable(
+        name=names(ops.name),
+        tag=names(ops.tag),
+        kernel=names(ops.kernel),
+        dtype=names(ops.dtype),
+        kind=ops.kind[keep],
+        phase=ops.phase[keep],
+        m=ops.m[keep],
+        k=ops.k[keep],
+        n=ops.n[keep],
+        batch=ops.batch[keep],
+        count=ops.count[keep],
+        flops=ops.flops[keep],
+        read_bytes=ops.read_bytes[keep],
+        written_bytes=ops.written_bytes[keep],
     )
-    return cost.build(len(numel)).ops

@@ -91,7 +91,8 @@ def pipeline_costs(
     backward.update(offload[1])
     params = pick.params(pp, vpp)
     last_backward = np.asarray(sum(backward.values()))[:pp]
-    end = step_end(scenario, candidates, calibration, params, last_backward)
+    muon_s = (pick.staged("muon_dense_s", pp, vpp), pick.staged("muon_expert_s", pp, vpp))
+    end = step_end(scenario, candidates, calibration, params, last_backward, muon_s)
     if end.micro_s.any():
         backward["dp_comm"] = np.tile(end.micro_s / vpp, (vpp, 1))
     send_bytes = _send_bytes(scenario, combos)
@@ -169,6 +170,11 @@ class _Picker:
             summed = self._sum([v[self.policy, self.column] for v in values])
             out[name] = summed.reshape(vpp, pp, -1).sum(axis=0)
         return out
+
+    def staged(self, name: str, pp: int, vpp: int) -> Array:
+        """Returns a table that no policy changes, summed over the layers of each stage."""
+        summed = self._sum([getattr(t, name)[self.column] for t in self.tables])
+        return np.asarray(summed.reshape(vpp, pp, -1).sum(axis=0))
 
     def params(self, pp: int, vpp: int) -> ParamCounts:
         """Returns the numbers a rank of each stage holds."""

@@ -54,6 +54,7 @@ def step_end(
     calibration: Calibration,
     params: ParamCounts,
     microbatch_backward_s: Array,
+    muon_s: tuple[Array, Array],
 ) -> StepEnd:
     """Returns the end of a step.
 
@@ -61,6 +62,7 @@ def step_end(
         params: numbers a rank of each stage holds, (stages, candidates).
         microbatch_backward_s: backward of one micro-batch by stage, behind which
             the reduction may hide (Calibration.hidden_share).
+        muon_s: see update_seconds.
     """
     precision = scenario.workload.precision
     groups = _groups(scenario, candidates)
@@ -73,7 +75,7 @@ def step_end(
     share = calibration.hidden_share.get("dp_comm", 0.0)
     reduction = np.where(zero == 0, one_gradient[0], scatter)
     per_micro = np.where(zero >= 2, scatter, 0.0) + np.where(zero == 3, 2 * gather_width, 0.0)
-    update = update_seconds(scenario, candidates, calibration, params)
+    update = update_seconds(scenario, candidates, calibration, params, muon_s)
     norm = collective_seconds(
         Collective.ALL_REDUCE,
         _NORM_BYTES,
