@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
-from flopwright.errors import InputError, Violation
+from flopwright.errors import InputError, Violation, did_you_mean
 from flopwright.spec.base import Spec
 
 Verdict = Literal["continue", "look", "stop"]
@@ -169,6 +169,16 @@ def _from_measurement(text: str, path: Path) -> Observed:
 
 
 def _from_steps(text: str, path: Path, plan_name: str) -> Observed:
+    rows = _of_plan(_rows(text, path), path, plan_name)
+    peaks = [int(row["peak_memory_bytes"]) for row in rows if row.get("peak_memory_bytes")]
+    return Observed(
+        step_time_s=tuple(_numbers([r for r in rows if r.get("timed", True)], "step_time_s")),
+        losses=tuple(_numbers(rows, "loss")),
+        peak_memory_bytes=max(peaks) if peaks else _measured_peak(rows, path),
+    )
+
+
+def _rows(text: str, path: Path) -> list[dict[str, Any]]:
     rows = []
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
@@ -179,14 +189,30 @@ def _from_steps(text: str, path: Path, plan_name: str) -> Observed:
                 continue
             rule = f"not JSON: {error}"
             raise InputError(Violation(file=str(path), line=number, rule=rule)) from error
-        if isinstance(row, dict) and row.get("plan", plan_name) == plan_name:
+        if isinstance(row, dict):
             rows.append(row)
-    peaks = [int(row["peak_memory_bytes"]) for row in rows if row.get("peak_memory_bytes")]
-    return Observed(
-        step_time_s=tuple(_numbers(rows, "step_time_s")),
-        losses=tuple(_numbers(rows, "loss")),
-        peak_memory_bytes=max(peaks) if peaks else None,
-    )
+    return rows
+
+
+def _of_plan(rows: list[dict[str, Any]], path: Path, plan_name: str) -> list[dict[str, Any]]:
+    """Returns the plan's rows; a file of one run is that run whatever its name."""
+    names = {str(row.get("plan", plan_name)) for row in rows}
+    if len(names) > 1 and plan_name not in names:
+        rule = "the file holds several plans, none of this name"
+        fix = did_you_mean(plan_name, names)
+        raise InputError(
+            Violation(file=str(path), value=repr(plan_name), rule=rule, nearest_fix=fix)
+        )
+    return [r for r in rows if len(names) == 1 or r.get("plan", plan_name) == plan_name]
+
+
+def _measured_peak(rows: list[dict[str, Any]], path: Path) -> int | None:
+    """Returns the peak from the measurement that stands beside the steps once a run has ended."""
+    name = str(rows[-1].get("plan", "")) if rows else ""
+    beside = path.parent / f"measurement-{name}.json"
+    if "/" in name or not beside.is_file():
+        return None
+    return _from_measurement(beside.read_text(encoding="utf-8"), beside).peak_memory_bytes
 
 
 def _numbers(rows: Sequence[dict[str, Any]], key: str) -> list[float]:

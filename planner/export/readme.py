@@ -8,7 +8,7 @@ from flopwright.plan.file import PlanFile
 from flopwright.planner.export import deepspeed_json, torchrun
 from flopwright.planner.export.check import check_bounds
 from flopwright.planner.export.env import environment
-from flopwright.planner.export.target import TARGET_VERSIONS, placement, slug
+from flopwright.planner.export.target import RENDEZVOUS_PORT, TARGET_VERSIONS, placement, slug
 from flopwright.planner.whole_run import whole_run
 from flopwright.report.check import CheckBounds
 from flopwright.report.metrics import Prediction
@@ -65,7 +65,8 @@ def _run(plan: PlanFile) -> str:
         "which is what `./torchrun.sh --text FOLDER_WITH_TEXT` does."
         if where.nodes == 1
         else f"On each of the {where.nodes:,} nodes, from this folder:\n\n"
-        "```bash\nRDZV_ENDPOINT=FIRST_NODE:29500 ./torchrun.sh --text FOLDER_WITH_TEXT\n```"
+        f"```bash\nRDZV_ENDPOINT=FIRST_NODE:{RENDEZVOUS_PORT} "
+        "./torchrun.sh --text FOLDER_WITH_TEXT\n```"
     )
     return (
         f"## Run it\n\n{here}\n\nUnder Slurm:\n\n"

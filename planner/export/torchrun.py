@@ -6,37 +6,34 @@ import shlex
 from typing import Final
 
 from flopwright.plan.file import PlanFile
-from flopwright.planner.export.target import (
-    PLAN_FILE,
-    RENDEZVOUS_PORT,
-    header,
-    placement,
-    slug,
-)
+from flopwright.planner.export.target import PLAN_FILE, RENDEZVOUS_PORT, header, placement
 
 WORKER_MODULE: Final = "flopwright.executor.train.worker"
 RUN_FOLDER: Final = "run"
 
 
-def torchrun_arguments(plan: PlanFile, *, endpoint: str = "") -> tuple[str, ...]:
+def torchrun_arguments(plan: PlanFile, *, endpoint: str | None = None) -> tuple[str, ...]:
     """Returns the arguments of torchrun up to and including the module it starts.
 
+    The ranks' output is shown for rank 0 and kept for all in the run's folder.
+
     Args:
-        endpoint: host:port of the rendezvous; by default the present machine on any free
-            port for one node, and `localhost:29500` for several.
+        endpoint: host:port at which several nodes meet; on one node torchrun meets itself
+            on a free port of the loopback interface.
     """
     where = placement(plan)
-    if not endpoint:
-        endpoint = "localhost:0" if where.nodes == 1 else f"localhost:{RENDEZVOUS_PORT}"
+    if where.nodes == 1:
+        meeting: tuple[str, ...] = ("--standalone", "--local-addr=127.0.0.1")
+    else:
+        at = endpoint or f"localhost:{RENDEZVOUS_PORT}"
+        meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={at}", "--rdzv-id=flopwright")
     return (
+        *meeting,
         f"--nnodes={where.nodes}",
         f"--nproc-per-node={where.ranks_per_node}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-id={slug(plan.name)}",
-        f"--rdzv-endpoint={endpoint}",
         "--max-restarts=0",
+        f"--log-dir={RUN_FOLDER}/logs",
         "--tee=3",
-        f"--log-dir={RUN_FOLDER}/log",
         "--local-ranks-filter=0",
         "-m",
         WORKER_MODULE,
@@ -73,7 +70,7 @@ def torchrun_script(plan: PlanFile) -> str:
         "#!/usr/bin/env bash\n"
         + header(plan, "torchrun")
         + several
-        + "# More arguments are handed to the training program: ./torchrun.sh --text FOLDER\n"
+        + "# More arguments go to the training program, such as --steps 100 --text FOLDER.\n"
         + "set -euo pipefail\n"
         + 'cd "$(dirname "$0")"\n'
         + ". ./ENV.sh\n"

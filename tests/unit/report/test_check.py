@@ -87,6 +87,17 @@ def test_steps_of_one_plan_are_read_and_a_half_written_line_waits(tmp_path: Path
     assert math.isnan(observed.losses[1])
     assert observed.peak_memory_bytes == 11
     assert read_observed(tmp_path, "b").step_time_s == (9.0,)
+    with pytest.raises(InputError, match="none of this name"):
+        read_observed(tmp_path, "c")
+
+
+def test_a_lone_run_may_have_any_name_and_untimed_steps_do_not_count(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"plan": "a-2", "step_time_s": 9.0, "loss": 6.0, "timed": False},
+        {"plan": "a-2", "step_time_s": 1.0, "loss": 5.0, "timed": True},
+    ]
+    observed = read_observed(write_steps(tmp_path / "steps.jsonl", rows), "a")
+    assert (observed.step_time_s, observed.losses) == ((1.0,), (6.0, 5.0))
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

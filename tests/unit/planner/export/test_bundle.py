@@ -123,4 +123,4 @@ def test_a_single_node_readme_has_a_pasteable_command(
     make: Callable[..., PlanFile], prediction: Prediction, trace: Trace
 ) -> None:
     files = bundle(make(dp_shard=4), prediction, trace)
-    assert ". ./ENV.sh && torchrun --nnodes=1 --nproc-per-node=4" in files["README.md"].decode()
+    assert ". ./ENV.sh && torchrun --standalone" in files["README.md"].decode()

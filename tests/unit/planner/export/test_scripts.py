@@ -51,24 +51,49 @@ def test_torchrun_takes_the_arguments(axes: dict[str, int], make: Callable[..., 
     run = pytest.importorskip("torch.distributed.run")
     plan = make(**axes)
     arguments = [*torchrun_arguments(plan, endpoint="host0:29500"), *program_arguments()]
-    config, _, program = run.config_from_args(run.get_args_parser().parse_args(arguments))
+    parsed = run.get_args_parser().parse_args(arguments)
+    config, _, program = run.config_from_args(parsed)
     where = placement(plan)
     assert config.min_nodes == config.max_nodes == where.nodes
     assert config.nproc_per_node * where.nodes == plan.parallel.world_size
-    assert config.rdzv_backend == "c10d"
-    assert config.rdzv_endpoint == "host0:29500"
+    assert parsed.standalone == (where.nodes == 1)
+    if where.nodes > 1:
+        assert (config.rdzv_backend, config.rdzv_endpoint) == ("c10d", "host0:29500")
     assert program[-len(program_arguments()) :] == list(program_arguments())
+
+
+@pytest.mark.parametrize("axes", [{"dp_shard": 4}, {"dp_shard": 128, "pp": 16}])
+def test_the_launcher_starts_the_same_program(
+    axes: dict[str, int], make: Callable[..., PlanFile]
+) -> None:
+    """Where output goes is the bundle's own choice; all else equals `flopwright run`."""
+    from flopwright.executor.launch import commands
+
+    plan = make(**axes)
+    where = placement(plan)
+    theirs = commands.torchrun_arguments(
+        "request.json",
+        nproc_per_node=where.ranks_per_node,
+        nnodes=where.nodes,
+        rendezvous="host0:29500" if where.nodes > 1 else None,
+    )
+    output = ("--log-dir", "--tee", "--local-ranks-filter")
+    ours = torchrun_arguments(plan, endpoint="host0:29500")
+    assert tuple(a for a in ours if not a.startswith(output)) == theirs[:-1]
+
+
+def test_the_program_takes_its_arguments(make: Callable[..., PlanFile]) -> None:
+    worker = pytest.importorskip("flopwright.executor.train.worker")
+    parsed = worker._parse([*program_arguments(), "--steps", "5", "--text", "books"])
+    assert [str(p) for p in parsed.plan] == ["plan.yaml"]
+    assert (str(parsed.out), parsed.steps) == ("run", 5)
 
 
 def test_command_and_script_start_the_same_program(make: Callable[..., PlanFile]) -> None:
     plan = make(dp_shard=4)
-    words = shlex.split(command(plan))
     script = torchrun_script(plan).replace("\\\n", " ")
     start = next(line for line in script.splitlines() if line.startswith("exec torchrun"))
-    said = shlex.split(
-        start.removeprefix("exec ").replace("${RDZV_ENDPOINT:-localhost:0}", "localhost:0")
-    )
-    assert said == [*words, "$@"]
+    assert shlex.split(start) == ["exec", *shlex.split(command(plan)), "$@"]
 
 
 def test_torchrun_script_hands_over_what_it_is_given(

@@ -1,0 +1,19 @@
+"""The dashboard: three pages over the same functions as the command line."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from flopwright.dashboards.app_pages.compare import page as compare
+from flopwright.dashboards.app_pages.explore import page as explore
+from flopwright.dashboards.app_pages.rollouts import page as rollouts
+
+st.set_page_config(page_title="flopwright", layout="wide", menu_items={})
+st.navigation(
+    [
+        st.Page(explore, title="Explore", url_path="explore", default=True),
+        st.Page(rollouts, title="Rollouts", url_path="rollouts"),
+        st.Page(compare, title="Compare", url_path="compare"),
+    ],
+    position="top",
+).run()

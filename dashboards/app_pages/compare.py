@@ -1,0 +1,111 @@
+"""Compare: the store's runs, predicted against measured, before and after a calibration."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from flopwright.dashboards import figures, tables
+from flopwright.dashboards.parts import chart, chosen, keep_in_url, show_problems, store_url
+from flopwright.dashboards.runs import calibrations, compared_runs
+from flopwright.errors import InputError
+from flopwright.report.compare_report import ComparisonReport, ErrorSummary
+from flopwright.report.metrics import Measurement
+from flopwright.store import open_store
+
+PRIOR = "public prior"
+
+
+def page() -> None:
+    """Draws the page."""
+    st.title("Compare")
+    st.caption("Measured runs beside what the simulator predicts for the same plans.")
+    try:
+        store = open_store(store_url())
+        measurements = store.measurements()
+        store.close()
+    except InputError as error:
+        show_problems(error, "The store cannot be opened")
+        return
+    if not measurements:
+        _nothing_yet(store.url)
+        return
+    st.caption(f"{len(measurements)} runs in {store.url}")
+    _compared(measurements)
+
+
+def _nothing_yet(url: str) -> None:
+    """Says what to do when the store is empty."""
+    st.info(f"**No runs yet** in {url}. A run adds its measurement:")
+    st.code(
+        "flopwright plan kimi_k2_mini_2cpu_fp32 --to plan.yaml\n"
+        "flopwright run plan.yaml --out run\n"
+        "flopwright calibrate",
+        language="bash",
+    )
+    st.caption("Or `make demo`, which does all of it for three plans.")
+
+
+def _compared(measurements: list[Measurement]) -> None:
+    """Shows the comparison under the chosen calibration."""
+    known = calibrations()
+    name = chosen("Calibration", [*known, PRIOR], "calibration")
+    keep_in_url(calibration=name)
+    try:
+        report = compared_runs(measurements, known.get(name), before=name != PRIOR)
+    except InputError as error:
+        show_problems(error, "These runs cannot be predicted")
+        return
+    _summary(report)
+    command = ["flopwright", "compare"]
+    if name != PRIOR:
+        command += ["--calibration", name]
+    if store_url() is not None:
+        command += ["--store", str(store_url())]
+    st.dataframe(tables.compared(report), hide_index=True, width="stretch")
+    st.subheader("Predicted against measured step time")
+    after = [run.after for run in report.runs]
+    before = [run.before for run in report.runs if run.before is not None]
+    figure = figures.scatter_figure(after, before)
+    chart(figure, alt="predicted against measured", command=command)
+    _one_run(report, command)
+
+
+def _summary(report: ComparisonReport) -> None:
+    """Shows the errors before and after, and of the runs that were not learnt from."""
+    columns = st.columns(4)
+    shown: tuple[tuple[str, ErrorSummary | None], ...] = (
+        ("before", report.before),
+        ("after", report.after),
+        ("held out", report.held_out),
+    )
+    for column, (title, summary) in zip(columns, shown, strict=False):
+        value = "-" if summary is None else f"{summary.median_error:.1%}"
+        column.metric(f"median error, {title}", value)
+        if summary is not None:
+            column.caption(
+                f"{summary.runs} runs, {summary.inside_interval:.0%} inside the interval"
+            )
+    floor = report.noise_floor
+    columns[3].metric("noise floor", "-" if floor is None else f"{floor:.1%}")
+    columns[3].caption("one plan measured twice; smaller errors say nothing")
+
+
+def _one_run(report: ComparisonReport, command: list[str]) -> None:
+    """Shows one run by class: where its prediction is off."""
+    st.subheader("One run by class")
+    labels = {f"{run.plan_name} ({run.measurement_id})": run.after for run in report.runs}
+    label = chosen("Run", list(labels), "run")
+    keep_in_url(run=label)
+    comparison = labels[label]
+    if comparison.worst is not None:
+        st.markdown(f"Look first at {comparison.worst.text}.")
+    left, right = st.columns(2)
+    with left:
+        figure = figures.classes_figure(comparison.time_classes, kind="time")
+        chart(figure, alt="time by class", command=command)
+    with right:
+        if not comparison.memory_classes:
+            st.info("No memory was recorded in this run.")
+            return
+        figure = figures.classes_figure(comparison.memory_classes, kind="memory")
+        chart(figure, alt="memory by class", command=command)

@@ -1,0 +1,78 @@
+"""Parts of every page: errors as a designed state, choices kept in the URL, the CLI line."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from flopwright.errors import InputError, Violation
+from flopwright.spec.load import scenario_from_text
+from flopwright.spec.scenario import Scenario
+from flopwright.spec.yaml_lines import MAX_FILE_BYTES
+
+
+def store_url() -> str | None:
+    """Returns the store the dashboard was started with, None for the user's own."""
+    return os.environ.get("FLOPWRIGHT_STORE") or None
+
+
+def show_problems(error: InputError, title: str) -> None:
+    """Shows every violation: what is wrong, where, and the nearest fix."""
+    st.error(f"**{title}**")
+    st.dataframe(
+        [
+            {
+                "where": f"{v.file}:{v.line}" if v.line else v.file,
+                "field": v.field,
+                "value": v.value,
+                "rule": v.rule,
+                "limit": v.limit,
+                "nearest fix": v.nearest_fix,
+            }
+            for v in error.violations
+        ],
+        hide_index=True,
+        width="stretch",
+    )
+
+
+def chosen(label: str, options: Sequence[str], key: str, *, help_text: str | None = None) -> str:
+    """Returns a choice from a select box that starts at, and is kept in, the URL's `key`."""
+    wanted = st.query_params.get(key)
+    index = list(options).index(wanted) if wanted in options else 0
+    return str(st.selectbox(label, options, index=index, help=help_text))
+
+
+def keep_in_url(**values: str) -> None:
+    """Keeps the values in the URL, so that the address reproduces the page."""
+    for key, value in values.items():
+        if st.query_params.get(key) != value:
+            st.query_params[key] = value
+
+
+def chart(figure: Any, *, alt: str, command: Sequence[str]) -> None:
+    """Shows a figure and under it the command line that gives the same numbers."""
+    st.plotly_chart(figure, width="stretch", config={"displaylogo": False}, key=alt)
+    cli_line(command)
+
+
+def cli_line(command: Sequence[str]) -> None:
+    """Shows a command line, ready to be copied."""
+    st.code(shlex.join(command), language="bash")
+
+
+def uploaded_scenario(name: str, content: bytes) -> Scenario:
+    """Returns an uploaded scenario; it may refer to the catalogs, never to a file here."""
+    if len(content) > MAX_FILE_BYTES:
+        raise InputError(
+            Violation(file=name, rule="the file is too large", limit=f"{MAX_FILE_BYTES} bytes")
+        )
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(Violation(file=name, rule="the file is not UTF-8 text")) from error
+    return scenario_from_text(text, name)

@@ -1,0 +1,99 @@
+"""`flopwright dashboard`: starts the Streamlit app on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def dashboard(
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="port on 127.0.0.1")
+    ] = 8501,
+    store: Annotated[
+        str | None, typer.Option("--store", help="store of measurements: path or database URL")
+    ] = None,
+    headless: Annotated[
+        bool, typer.Option("--headless", help="do not open a browser window")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print address and command as JSON; start nothing")
+    ] = False,
+) -> None:
+    """Open the dashboard in a browser: Explore, Rollouts, Compare. Ctrl-C ends it.
+
+    It listens on this machine alone (127.0.0.1).
+
+    Example: flopwright dashboard --port 8501
+    """
+    _check(port)
+    command = streamlit_command(port, headless=headless)
+    if as_json:
+        typer.echo(json.dumps({"url": f"http://127.0.0.1:{port}", "command": command}))
+        return
+    environment = os.environ | ({"FLOPWRIGHT_STORE": store} if store is not None else {})
+    typer.echo(f"dashboard at http://127.0.0.1:{port} (Ctrl-C ends it)")
+    process = subprocess.Popen(command, env=environment)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        return
+    if code:
+        raise typer.Exit(code)
+
+
+def streamlit_command(port: int, *, headless: bool) -> list[str]:
+    """Returns the command that serves the app on the loopback address only."""
+    import flopwright
+
+    app = Path(flopwright.__file__).parent / "dashboards" / "app.py"
+    options = {
+        "server.address": "127.0.0.1",
+        "server.port": str(port),
+        "server.headless": "true" if headless else "false",
+        "server.fileWatcherType": "none",
+        "server.maxUploadSize": "1",
+        "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "minimal",
+        "client.showErrorLinks": "false",
+    }
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "streamlit", "run", str(app), *flags]
+
+
+def _check(port: int) -> None:
+    """Refuses what would only fail after the start: no Streamlit, or a taken port."""
+    import socket
+
+    from flopwright.errors import InputError, Violation
+
+    missing = [m for m in ("streamlit", "plotly") if importlib.util.find_spec(m) is None]
+    if missing:
+        raise InputError(
+            Violation(
+                rule=f"the dashboard needs {' and '.join(missing)}, not installed here",
+                nearest_fix="pip install 'flopwright[dashboard]'",
+            )
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise InputError(
+                Violation(
+                    field="--port",
+                    value=str(port),
+                    rule=f"cannot be used: {error.strerror}",
+                    nearest_fix=f"try --port {port % 65535 + 1}",
+                )
+            ) from error
