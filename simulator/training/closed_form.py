@@ -1,19 +1,20 @@
-"""Step time of a pipeline without running its list: bounds that hold stage by stage.
+"""Step time of a pipeline without running its list: bounds on when each stage is done.
 
 Symbols: F_s, B_s forward and backward seconds of stage s, c a hop between stages, m
-micro-batches, p stages. A stage cannot begin before the first micro-batch has come down to
-it, works on all m, and after its last backward the gradient still goes up to stage 0:
+micro-batches, p stages. Every bound is the length of one path through the lowered list, so
+none exceeds the replay's longest path. For a stage s with one forward, one backward:
 
-    T >= sum_{j<s} (F_j + B_j + 2 c) + m (F_s + B_s)                      (work of stage s)
+    work     the first micro-batch comes down, then m (F_s + B_s)
+    first    the first micro-batch goes to the last stage and back; then m backwards and the
+             forwards that have not run yet
+    last     the mirror image: m forwards, then the last micro-batch goes down and back up
+    windows  stages a..b wait for each other's results once in b - a + 1 micro-batches, each
+             time for sum_{a<=j<=b} (F_j + B_j) + 2 (b - a) c: hops that take time slow the
+             steady state
 
-With one forward, one backward, neighbouring stages a..b wait for each other's results once
-in b - a + 1 micro-batches; when hops take time this slows the steady state to
-
-    P_ab = (sum_{a<=j<=b} (F_j + B_j) + 2 (b - a) c) / (b - a + 1).
-
-Equal stages and free hops give (m + p - 1)(F + B): the bubble (p - 1)(F + B) of
-arXiv 2104.04473, and (p - 1)(F + B) / v with v interleaved chunks. GPipe is exact: two flow
-shops, each sum + (m - 1) * slowest.
+and up from stage s the last gradient still crosses stages s-1..0. Equal stages and free hops
+give (m + p - 1)(F + B): the bubble (p - 1)(F + B) of arXiv 2104.04473, and (p - 1)(F + B)/v
+with v interleaved chunks. GPipe is exact: two flow shops, each sum + (m - 1) * slowest.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopwright.ops import Array
+from flopwright.plan.schedules.actions import ActionKind
+from flopwright.plan.schedules.interleaved_1f1b import interleaved_1f1b
 from flopwright.simulator.training.candidates import SCHEDULES
 
 Ints = NDArray[np.int64]
 
 
-def pipeline_seconds(
+def stage_end_seconds(
     schedule: int,
     forward_s: Array,
     backward_s: Array,
@@ -35,7 +38,7 @@ def pipeline_seconds(
     num_microbatches: Ints,
     pp: int,
 ) -> Array:
-    """Returns seconds from the first forward to stage 0's last backward, by candidate.
+    """Returns seconds from the step's beginning to each stage's last backward, (pp, C).
 
     Args:
         schedule: index into SCHEDULES.
@@ -45,16 +48,13 @@ def pipeline_seconds(
     if SCHEDULES[schedule] == "gpipe":
         return _gpipe(forward_s, backward_s, hop_s, m)
     if SCHEDULES[schedule] == "1f1b":
-        return _one_f_one_b(forward_s, backward_s, hop_s, m)
-    return _interleaved(forward_s, backward_s, hop_s, m, pp)
-
-
-def _gpipe(f: Array, b: Array, hop: Array, m: Array) -> Array:
-    """Flow shops: a link carries one micro-batch at a time, like a stage."""
-    slowest_f = np.maximum(f.max(axis=0), hop.max(axis=0))
-    slowest_b = np.maximum(b.max(axis=0), hop.max(axis=0))
-    through = f.sum(axis=0) + b.sum(axis=0) + 2 * hop.sum(axis=0)
-    return np.asarray(through + (m - 1) * (slowest_f + slowest_b))
+        own = _one_f_one_b(forward_s, backward_s, hop_s, m)
+    else:
+        own = _interleaved(forward_s, backward_s, hop_s, num_microbatches, pp)
+    # A stage cannot be done before the last gradient has come up from those below it.
+    rise = _before((backward_s + hop_s)[:pp])
+    waiting = np.maximum.accumulate((own + rise)[::-1], axis=0)[::-1]
+    return np.asarray(waiting - rise)
 
 
 def _before(values: Array) -> Array:
@@ -62,39 +62,80 @@ def _before(values: Array) -> Array:
     return np.asarray(np.cumsum(values, axis=0) - values)
 
 
+def _gpipe(f: Array, b: Array, hop: Array, m: Array) -> Array:
+    """Flow shops: a link carries one micro-batch at a time, like a stage."""
+    down = f.sum(axis=0) + hop.sum(axis=0)
+    down = down + (m - 1) * np.maximum(f.max(axis=0), hop.max(axis=0))
+    below = np.cumsum((b + hop)[::-1], axis=0)[::-1]  # hop of the last chunk is 0
+    slowest = np.maximum.accumulate(np.maximum(b, hop)[::-1], axis=0)[::-1]
+    return np.asarray(down + below + (m - 1) * slowest)
+
+
 def _one_f_one_b(f: Array, b: Array, hop: Array, m: Array) -> Array:
     pp = len(f)
     work = f + b
-    fill = _before(work + 2 * hop)  # to stage s and back
-    below = (work + 2 * hop).sum(axis=0) - fill - work  # from s to the last stage and back
-    total = np.max(fill + m * work, axis=0)
+    down = _before(f + hop)
+    loop = work + 2 * hop
+    below = np.cumsum(loop[::-1], axis=0)[::-1] - work  # from s to the last stage and back
+    ends = down + m * work
     for s in range(pp):
         ahead = np.minimum(m, pp - s)
-        # first backward at s, then m backwards and the forwards that are left; and mirrored
-        first = fill[s] + f[s] + below[s] + m * b[s] + (m - ahead) * f[s]
-        last = fill[s] + m * f[s] + (m - ahead) * b[s] + below[s] + b[s]
-        total = np.maximum(total, np.maximum(first, last))
-    sums = np.concatenate([np.zeros((1, f.shape[1])), np.cumsum(work, axis=0)])
-    hops = np.concatenate([np.zeros((1, f.shape[1])), np.cumsum(hop, axis=0)])
+        first = f[s] + below[s] + m * b[s] + (m - ahead) * f[s]
+        last = m * f[s] + (m - ahead) * b[s] + below[s] + b[s]
+        ends[s] = np.maximum(ends[s], down[s] + np.maximum(first, last))
+    return _windows(f, b, hop, m, down, ends)
+
+
+def _windows(f: Array, b: Array, hop: Array, m: Array, down: Array, ends: Array) -> Array:
+    """Raises each stage's end by the round trips that it waits for, with those below it.
+
+    Forward i of stage a runs down to stage b, whose next backward is of micro-batch i -
+    (p - 1 - b); that gradient comes up to a, where it stands before forward i + b - a + 1.
+    """
+    pp = len(f)
+    zero = np.zeros((1, f.shape[1]))
+    sums = np.concatenate([zero, np.cumsum(f + b, axis=0)])
+    hops = np.concatenate([zero, np.cumsum(hop, axis=0)])
     for length in range(2, pp + 1):
         a = np.arange(pp - length + 1)
-        period = (sums[a + length] - sums[a] + 2 * (hops[a + length - 1] - hops[a])) / length
         slack = (pp - length - a).astype(float)[:, None]  # forwards that run ahead of stage b
-        steady = fill[a] + slack * work[a] + (m - slack) * period
-        total = np.maximum(total, np.where(m > slack, steady, 0.0).max(axis=0))
-    return np.asarray(total)
+        trip = sums[a + length] - sums[a] + 2 * (hops[a + length - 1] - hops[a])
+        trips = np.floor((m - 1 - slack) / length) + 1
+        done = (trips - 1) * length  # the micro-batch whose backward ends the last trip
+        left_b = m - 1 - done
+        left_f = np.maximum(m - done - (pp - a)[:, None], 0.0)
+        end = down[a] + slack * f[a] + trips * trip + left_b * b[a] + left_f * f[a]
+        ends[a] = np.maximum(ends[a], np.where(trips > 0, end, 0.0))
+    return ends
 
 
-def _interleaved(f: Array, b: Array, hop: Array, m: Array, pp: int) -> Array:
+def _interleaved(f: Array, b: Array, hop: Array, microbatches: Ints, pp: int) -> Array:
     chunks, columns = f.shape
     vpp = chunks // pp
-    work = (f + b).reshape(vpp, pp, columns).sum(axis=0)
-    first = (f + b + 2 * hop)[:pp]
-    total = np.max(_before(first) + m * work, axis=0)
-    # the first micro-batch goes through every chunk and back
-    return np.asarray(np.maximum(total, (f + b + 2 * hop).sum(axis=0)))
+    m = microbatches.astype(float)
+    by_stage_f = f.reshape(vpp, pp, columns).sum(axis=0)
+    by_stage_b = b.reshape(vpp, pp, columns).sum(axis=0)
+    ends = _before((f + hop)[:pp]) + m * (by_stage_f + by_stage_b)
+    from_last = np.cumsum((b + hop)[::-1], axis=0)[::-1]
+    down_all = f.sum(axis=0) + hop.sum(axis=0)
+    for few in (True, False):
+        here = microbatches == pp if few else microbatches != pp
+        if not here.any():
+            continue
+        for s in range(pp):
+            started = _forwards_before_backward(s, pp, vpp, few)
+            left = m * by_stage_f[s] - started @ f[s::pp]
+            deepest = chunks - pp + s
+            first = down_all + from_last[deepest] - b[deepest] + m * by_stage_b[s] + left
+            ends[s] = np.where(here, np.maximum(ends[s], first), ends[s])
+    return ends
 
 
-def stage_finish_lead(backward_s: Array, hop_s: Array, pp: int) -> Array:
-    """Returns how long before stage 0 each stage ends its last backward, (pp, C)."""
-    return _before((backward_s + hop_s)[:pp])
+def _forwards_before_backward(stage: int, pp: int, vpp: int, few: bool) -> Array:
+    """Returns how many micro-batches of each local chunk run before the stage's first backward."""
+    out = np.zeros(vpp)
+    for action in interleaved_1f1b(stage, pp, pp if few else 2 * pp, vpp):
+        if action.kind is ActionKind.BACKWARD:
+            break
+        out[action.chunk // pp] += 1
+    return out

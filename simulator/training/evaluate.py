@@ -20,7 +20,7 @@ from flopwright.simulator.memory.stages import SavedByChunk, StageMemory, stage_
 from flopwright.simulator.training.blocks import Blocks, ShardCombos, price_blocks, shard_combos
 from flopwright.simulator.training.candidates import SCHEDULES, Candidates, Ints, distinct
 from flopwright.simulator.training.check import check_candidates
-from flopwright.simulator.training.closed_form import pipeline_seconds, stage_finish_lead
+from flopwright.simulator.training.closed_form import stage_end_seconds
 from flopwright.simulator.training.stages import PipelineCosts, pipeline_costs
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
@@ -31,7 +31,7 @@ class Evaluation:
     """Results by candidate.
 
     Attributes:
-        step_time_s: (C,) closed form of one optimizer step.
+        step_time_s: (C,) closed form of one optimizer step; it never exceeds the replay.
         time_s: (C,) exposed seconds by time class on the busiest stage; they sum to the step.
         memory_bytes: (stages, C) by memory class; stages past a plan's pp hold 0.
         peak_bytes: (C,) all classes of the fullest stage together.
@@ -194,30 +194,33 @@ class _Results:
 
 
 def step_times(costs: PipelineCosts, m: Ints) -> tuple[Array, dict[str, Array], Ints]:
-    """Returns (step seconds, seconds by time class, the busiest stage) of each candidate."""
-    schedule = int(costs.candidates.schedule[0])
-    f, b, hop = costs.forward_s, costs.backward_s, costs.send_s
-    pipeline = pipeline_seconds(schedule, f, b, hop, m, costs.pp)
-    free = pipeline_seconds(schedule, f, b, 0 * hop, m, costs.pp)
+    """Returns (step seconds, seconds by time class, the busiest stage) of each candidate.
+
+    The step is a lower bound of the replay, and equal to it for equal stages and free hops;
+    what it exceeds the busiest stage's work by is pp_comm, as far as hops make it longer,
+    and idle.
+    """
+    step, free = (_step_seconds(costs, m, hop) for hop in (costs.send_s, 0 * costs.send_s))
     end = costs.end
-    lead = np.minimum(stage_finish_lead(b, hop, costs.pp), pipeline)
-    tail = end.gather_s + end.update_s + end.offload_s
-    reduced = (pipeline - lead + end.reduce_s).max(axis=0)
-    step = reduced + end.norm_s + tail.max(axis=0)
-    by_stage = (f + b).reshape(costs.vpp, costs.pp, -1).sum(axis=0)
-    stage = (m * by_stage + end.reduce_s + tail).argmax(axis=0)
-    column = np.arange(len(m))
-    times: dict[str, Array] = {}
+    own = {"dp_comm": end.reduce_s + end.gather_s, "optimizer": end.update_s}
+    own["offload"] = end.offload_s
     for classes in (costs.forward, costs.backward):
         for name, seconds in classes.items():
-            total = seconds.reshape(costs.vpp, costs.pp, -1).sum(axis=0)[stage, column] * m
-            times[name] = times.get(name, 0.0) + total
-    ends = {"dp_comm": end.reduce_s + end.gather_s, "optimizer": end.update_s}
-    ends["offload"] = end.offload_s
-    for name, seconds in ends.items():
-        times[name] = times.get(name, 0.0) + seconds[stage, column]
+            total = m * seconds.reshape(costs.vpp, costs.pp, -1).sum(axis=0)
+            own[name] = own.get(name, np.zeros(total.shape)) + total
+    stage = np.asarray(sum(own.values())).argmax(axis=0)
+    column = np.arange(len(m))
+    times = {name: seconds[stage, column] for name, seconds in own.items()}
     times["dp_comm"] = times["dp_comm"] + end.norm_s
-    left = np.maximum(step - sum(times.values()), 0.0)
-    times["pp_comm"] = np.minimum(np.maximum(pipeline - free, 0.0), left)
+    left = np.maximum(step - np.asarray(sum(times.values())), 0.0)
+    times["pp_comm"] = np.minimum(np.maximum(step - free, 0.0), left)
     times["idle"] = left - times["pp_comm"]
     return step, times, stage
+
+
+def _step_seconds(costs: PipelineCosts, m: Ints, hop_s: Array) -> Array:
+    schedule = int(costs.candidates.schedule[0])
+    done = stage_end_seconds(schedule, costs.forward_s, costs.backward_s, hop_s, m, costs.pp)
+    end = costs.end
+    tail = end.gather_s + end.update_s + end.offload_s
+    return np.asarray((done + end.reduce_s).max(axis=0) + end.norm_s + tail.max(axis=0))
