@@ -32,12 +32,20 @@ def environment(plan: PlanFile) -> tuple[EnvVariable, ...]:
             "tokenizer threads and forked data workers deadlock",
         ),
         EnvVariable(
+            "TORCH_COMPILE_DISABLE",
+            "1",
+            "the prediction is of eager kernels, which run as they are",
+        ),
+        EnvVariable(
             "DS_ACCELERATOR",
             "cpu" if gpu.kind == "cpu" else "cuda",
             "DeepSpeed does not have to guess the device",
         ),
     ]
     if gpu.kind == "cpu":
+        if placement(plan).nodes == 1:
+            reason = "ranks of one machine meet on its loopback interface, whatever its name says"
+            out.append(EnvVariable("GLOO_SOCKET_IFNAME", "lo", reason))
         return tuple(out)
     out += [
         EnvVariable(

@@ -70,7 +70,9 @@ def _run(plan: PlanFile) -> str:
     )
     return (
         f"## Run it\n\n{here}\n\nUnder Slurm:\n\n"
-        "```bash\nsbatch sbatch.sh --text FOLDER_WITH_TEXT\n```\n"
+        "```bash\nsbatch sbatch.sh --text FOLDER_WITH_TEXT\n```\n\n"
+        "Both need the environment active in which flopwright[train] is installed. Without "
+        "`--text` the run trains on the sources of Python's standard library.\n"
     )
 
 
@@ -161,7 +163,7 @@ def _basis(plan: PlanFile, prediction: Prediction) -> str:
 
 def _files(plan: PlanFile) -> str:
     rows = "".join(f"| `{name}` | {what} |\n" for name, what in FILES.items())
-    versions = ", ".join(f"{k} {v}" for k, v in TARGET_VERSIONS.items())
+    versions = ", ".join(TARGET_VERSIONS.values())
     count = len(environment(plan))
     return (
         f"## Files\n\n| file | what |\n|---|---|\n{rows}\n"

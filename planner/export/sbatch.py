@@ -13,6 +13,12 @@ DEFAULT_TIME_LIMIT: Final = "24:00:00"
 # Seconds before the time limit at which Slurm signals the job, so that it can save its state.
 SIGNAL_BEFORE_END_S: Final = 120
 
+# The first node of the job is where the others meet.
+_MEET: Final = (
+    'head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"\n'
+    f"port={RENDEZVOUS_PORT}\n"
+)
+
 
 def sbatch_options(plan: PlanFile) -> tuple[str, ...]:
     """Returns the #SBATCH options; partition, account and qos are the site's to add."""
@@ -57,8 +63,7 @@ def sbatch_script(plan: PlanFile) -> str:
         + "set -euo pipefail\n"
         + 'cd "$SLURM_SUBMIT_DIR"\n'
         + ". ./ENV.sh\n"
-        + 'head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"\n'
-        + f"port={RENDEZVOUS_PORT}\n"
+        + (_MEET if placement(plan).nodes > 1 else "")
         + "srun --kill-on-bad-exit=1 torchrun \\\n  "
         + " \\\n  ".join(arguments)
         + f" \\\n  {shlex.join(program_arguments())} "

@@ -11,10 +11,10 @@ from flopwright.plan.file import PlanFile
 
 # Versions whose formats the targets were written against; each stands in its file's header.
 TARGET_VERSIONS: Final = {
-    "deepspeed": "0.19.8",
+    "deepspeed": "DeepSpeed 0.19.8",
     "torchrun": "torch 2.13",
-    "slurm": "22.05",
-    "chrome_trace": "Kineto schema 1",
+    "slurm": "Slurm 22.05",
+    "chrome_trace": "Kineto trace schema 1",
 }
 RENDEZVOUS_PORT: Final = 29500
 PLAN_FILE: Final = "plan.yaml"
