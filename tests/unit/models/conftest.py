@@ -1,0 +1,145 @@
+"""Instruments that know nothing of any cost.py: a FLOP counter and a saved-bytes counter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flopwright.kernels.grouped_gemm import reference as grouped_reference
+from flopwright.kernels.linear import reference as linear_reference
+from flopwright.models.attention_gqa.module import GroupedQueryAttention
+from flopwright.models.attention_mla.module import LatentAttention
+from flopwright.models.transformer.module import Stage
+
+# Ops whose time is the bytes they move; whatever they do inside is not counted.
+BYTES_ONLY = {
+    "rms_norm", "rms_norm_backward", "rope", "mla_key_value", "swiglu", "swiglu_packed", "route",
+    "sort_by_expert", "permute", "unpermute", "cross_entropy", "embedding",
+}  # fmt: skip
+MATMUL_MARKERS = ("mm", "matmul", "dot", "conv", "attention", "linear", "einsum", "aten::mv")
+
+
+def _causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+    """Multiplies what the mask lets through, one query row at a time (values are irrelevant)."""
+    heads = q.shape[2]
+    q, k, v = (t.repeat_interleave(heads // t.shape[2], 2).transpose(1, 2) for t in (q, k, v))
+    for i in range(q.shape[2]):
+        scores = q[:, :, i : i + 1] @ k[:, :, : i + 1].transpose(-1, -2)
+        scores @ v[:, :, : i + 1]
+
+
+def _causal_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
+) -> None:
+    heads = q.shape[2]
+    q, k, v = (t.repeat_interleave(heads // t.shape[2], 2).transpose(1, 2) for t in (q, k, v))
+    grad = grad.transpose(1, 2)
+    for i in range(q.shape[2]):
+        row, seen = slice(i, i + 1), slice(0, i + 1)
+        p = q[:, :, row] @ k[:, :, seen].transpose(-1, -2)
+        dp = grad[:, :, row] @ v[:, :, seen].transpose(-1, -2)
+        dp @ k[:, :, seen]
+        dp.transpose(-1, -2) @ q[:, :, row]
+        p.transpose(-1, -2) @ grad[:, :, row]
+
+
+def _any_counts(counts: Tensor, rows: int) -> Tensor:
+    # Without data (meta) the split over experts is unknown, and FLOPs do not depend on it.
+    return torch.tensor([rows] + [0] * (len(counts) - 1)) if counts.is_meta else counts
+
+
+def _grouped(x: Tensor, weight: Tensor, counts: Tensor) -> None:
+    grouped_reference.grouped_gemm(x, weight, _any_counts(counts, x.shape[0]))
+
+
+def _grouped_backward(grad: Tensor, x: Tensor, weight: Tensor, counts: Tensor) -> None:
+    counts = _any_counts(counts, x.shape[0])
+    start = 0
+    for expert, rows in enumerate(counts.tolist()):
+        part = slice(start, start + rows)
+        grad[part] @ weight[expert]
+        grad[part].t() @ x[part]
+        start += rows
+
+
+DECOMPOSED: dict[str, Callable[..., Any]] = {
+    "linear": linear_reference.linear,
+    "attention": _causal_attention,
+    "attention_backward": _causal_attention_backward,
+    "grouped_gemm": _grouped,
+    "grouped_gemm_backward": _grouped_backward,
+}
+
+
+class FlopCounter(TorchDispatchMode):
+    """Counts the FLOPs of matrix products, our ops taken apart; refuses what it does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        space, short = name.split("::")
+        if space == "flopwright":
+            if short in DECOMPOSED:
+                with self:
+                    DECOMPOSED[short](*args, **kwargs)
+            else:
+                assert short in BYTES_ONLY, f"unknown op {name}"
+        elif name == "aten::matmul":
+            with self:
+                return func.decompose(*args, **kwargs)
+        elif name in {"aten::mm", "aten::bmm"}:
+            a, b = args[0], args[1]
+            self.flops += 2 * a.numel() * b.shape[-1]
+        else:
+            assert not any(m in name for m in MATMUL_MARKERS), f"unknown product {name}"
+        return func(*args, **kwargs)
+
+
+def _tables(stage: Stage) -> list[Tensor]:
+    attentions = (LatentAttention, GroupedQueryAttention)
+    return [
+        t
+        for m in stage.modules()
+        if isinstance(m, attentions) and m._rotary is not None
+        for t in m._rotary.tables()
+    ]
+
+
+def saved_bytes(stage: Stage, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    """Returns the bytes of storages saved for backward, each once, and the forward's result.
+
+    Parameters, buffers and the angle tables that all layers share are left out.
+    """
+    seen: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        seen[storage._cdata] = storage.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = forward()
+    for t in (*stage.parameters(), *stage.buffers(), *_tables(stage)):
+        seen.pop(t.untyped_storage()._cdata, None)
+    return sum(seen.values()), out
+
+
+@pytest.fixture
+def count_saved_bytes() -> Callable[[Stage, Callable[[], Tensor]], tuple[int, Tensor]]:
+    return saved_bytes
+
+
+@pytest.fixture
+def flop_counter() -> type[FlopCounter]:
+    return FlopCounter

@@ -1,0 +1,235 @@
+"""cost.py and module.py of every block say the same: executed FLOPs and bytes kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flopwright.models.moe.dispatch import Dispatched
+from flopwright.models.transformer.cost import layer_cost
+from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
+from flopwright.ops import OpKind, Phase, ShardShape
+from flopwright.spec.load import load_model
+from flopwright.spec.model import GqaAttention, MlaAttention, Mlp, ModelSpec, Moe, Rope
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+MLA = MlaAttention(
+    num_heads=2, q_lora_rank=12, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4,
+    v_head_dim=5,
+)  # fmt: skip
+
+
+def _spec(**changes: Any) -> ModelSpec:
+    data: dict[str, Any] = {
+        "name": "small",
+        "hidden_size": 24,
+        "num_layers": 2,
+        "vocab_size": 41,
+        "attention": MLA,
+        "mlp": Mlp(intermediate_size=36),
+    }
+    return ModelSpec(**(data | changes))
+
+
+def _gqa(**changes: Any) -> GqaAttention:
+    return GqaAttention(**({"num_heads": 4, "num_kv_heads": 2, "head_dim": 6} | changes))
+
+
+def _moe(**changes: Any) -> Moe:
+    data = {"num_experts": 6, "top_k": 3, "expert_intermediate_size": 10, "first_dense_layers": 1}
+    return Moe(**(data | changes))
+
+
+SPECS = {
+    "mla_swiglu": _spec(),
+    "mla_without_q_lora": _spec(attention=MLA.model_copy(update={"q_lora_rank": None})),
+    "gqa_swiglu": _spec(attention=_gqa()),
+    "gqa_norm_bias": _spec(attention=_gqa(qk_norm=True, bias=True)),
+    "gqa_norm_without_rope": _spec(attention=_gqa(qk_norm=True, rope=None)),
+    "mha_gelu_learned": _spec(
+        attention=_gqa(num_kv_heads=4, rope=None),
+        mlp=Mlp(kind="gelu", intermediate_size=36),
+        positions="learned",
+        max_seq_len=32,
+    ),
+    "moe_shared": _spec(moe=_moe(num_shared_experts=2)),
+    "moe_softmax": _spec(moe=_moe(router="softmax", norm_top_k_prob=False)),
+    "moe_groups": _spec(moe=_moe(num_groups=3, top_k_groups=2), attention=_gqa(rope=Rope())),
+}
+Count = Callable[[Stage, Callable[[], Tensor]], tuple[int, Tensor]]
+
+
+def _run(spec: ModelSpec, layer: int, dtype: str, device: str, batch: int, seq: int) -> Any:
+    stage = build_stage(spec, [layer], dtype=DTYPES[dtype], device=device)
+    torch.manual_seed(0)
+    tokens = torch.zeros(batch, seq, dtype=torch.int64, device=device)
+    if device == "cpu":
+        init_weights_(stage, spec, 0)
+        tokens.random_(spec.vocab_size)
+    shape = (batch, seq, spec.hidden_size)
+    x = torch.randn(shape, dtype=DTYPES[dtype], device=device).requires_grad_()
+    if layer == -1:
+        return stage, lambda: stage(tokens)
+    if layer == spec.num_layers:
+        return stage, lambda: loss(stage(x), tokens)
+    return stage, lambda: stage(x)
+
+
+def _shape(batch: int, seq: int, dtype: str) -> ShardShape:
+    return ShardShape(micro_batch_size=batch, seq_len=seq, dtype=dtype)
+
+
+def _flops(counter: Any, forward: Callable[[], Tensor]) -> tuple[int, int]:
+    with counter() as count:
+        out = forward()
+    with counter() as backward:
+        out.backward(torch.ones_like(out))
+    return count.flops, backward.flops
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("name", SPECS)
+def test_kept_bytes_on_cpu(name: str, dtype: str, count_saved_bytes: Count) -> None:
+    spec = SPECS[name]
+    for layer in range(-1, spec.num_layers + 1):
+        stage, forward = _run(spec, layer, dtype, "cpu", 2, 16)
+        found, out = count_saved_bytes(stage, forward)
+        assert layer_cost(spec, layer, _shape(2, 16, dtype)).lives.bytes.sum() == found, layer
+        out.backward(torch.ones_like(out))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_flops_on_cpu(name: str, flop_counter: Any) -> None:
+    spec = SPECS[name]
+    for layer in range(-1, spec.num_layers + 1):
+        _, forward = _run(spec, layer, "fp32", "cpu", 2, 16)
+        ops = layer_cost(spec, layer, _shape(2, 16, "fp32")).ops
+        found = _flops(flop_counter, forward)
+        backward = ops.total_flops(Phase.BACKWARD_INPUT) + ops.total_flops(Phase.BACKWARD_WEIGHT)
+        assert (ops.total_flops(Phase.FORWARD).item(), backward.item()) == found, layer
+
+
+@pytest.mark.parametrize("layer", [-1, 0, 1, 61])
+def test_kept_bytes_at_k2_shapes(layer: int, count_saved_bytes: Count) -> None:
+    spec = load_model("kimi_k2")
+    stage, forward = _run(spec, layer, "bf16", "meta", 1, 4096)
+    found, _ = count_saved_bytes(stage, forward)
+    assert layer_cost(spec, layer, _shape(1, 4096, "bf16")).lives.bytes.sum() == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [0, 1, 61])
+def test_flops_at_k2_shapes(layer: int, flop_counter: Any) -> None:
+    spec = load_model("kimi_k2")
+    seq = 4096
+    _, forward = _run(spec, layer, "bf16", "meta", 1, seq)
+    ops = layer_cost(spec, layer, _shape(1, seq, "bf16")).ops
+    assert ops.total_flops().item() == sum(_flops(flop_counter, forward))
+
+
+class _Neighbours:
+    """Stands for the other ranks of an expert group at balanced load, without data."""
+
+    def __init__(self, ep: int) -> None:
+        self.ep = ep
+
+    def dispatch(self, rows: Tensor, counts: Tensor) -> Dispatched:
+        local = counts.shape[0] // self.ep
+        return Dispatched(rows.clone(), counts.new_empty(local))
+
+    def combine(self, rows: Tensor, handle: Any) -> Tensor:
+        return rows.clone()
+
+
+@pytest.mark.parametrize("ep", [2, 16, 384])
+def test_expert_parallel_rank_at_k2_shapes(
+    ep: int, count_saved_bytes: Count, flop_counter: Any
+) -> None:
+    spec = load_model("kimi_k2")
+    stage = build_stage(
+        spec, [1], dispatcher=_Neighbours(ep), ep_size=ep, ep_rank=ep - 1, device="meta",
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    x = torch.empty(1, 64, 7168, dtype=torch.bfloat16, device="meta").requires_grad_()
+    cost = layer_cost(spec, 1, ShardShape(seq_len=64, ep=ep))
+    found, _ = count_saved_bytes(stage, lambda: stage(x))
+    assert cost.lives.bytes.sum() == found
+    assert cost.ops.total_flops().item() == sum(_flops(flop_counter, lambda: stage(x)))
+    exchanged = cost.comms.bytes[:, 0] * cost.comms.count[:, 0]
+    assert exchanged.sum() == 4 * 64 * 8 * 7168 * 2 * (ep - 1) / ep
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_tensor_and_context_parallel_ranks_share_the_work(name: str) -> None:
+    spec = SPECS[name]
+    for layer in range(-1, spec.num_layers + 1):
+        whole = layer_cost(spec, layer, _shape(2, 16, "bf16"))
+        for axis in ("tp", "cp"):
+            shape = ShardShape(micro_batch_size=2, seq_len=16, **{axis: 2})
+            part = layer_cost(spec, layer, shape)
+            assert part.ops.total_flops().item() * 2 == whole.ops.total_flops().item()
+            assert (part.comms.count[[g == axis for g in part.comms.group]]).all()
+    assert not layer_cost(spec, 0, _shape(2, 16, "bf16")).comms.count.any()
+
+
+def test_candidates_in_one_pass_equal_each_alone() -> None:
+    spec = load_model("kimi_k2")
+    axes = {
+        "micro_batch_size": [1, 2, 1, 4], "seq_len": [4096, 4096, 8192, 4096],
+        "tp": [1, 2, 8, 1], "ep": [1, 16, 64, 8], "cp": [1, 1, 4, 2],
+    }  # fmt: skip
+    arrays = {k: np.array(v) for k, v in axes.items()}
+    for layer in (-1, 0, 1, 61):
+        together = layer_cost(spec, layer, ShardShape(**arrays), num_candidates=4)
+        for i in range(4):
+            alone = layer_cost(spec, layer, ShardShape(**{k: v[i] for k, v in axes.items()}))
+            for table, column in (
+                ("ops", "flops"), ("ops", "read_bytes"), ("ops", "written_bytes"), ("ops", "m"),
+                ("ops", "batch"), ("lives", "bytes"), ("comms", "bytes"), ("comms", "count"),
+            ):  # fmt: skip
+                many = getattr(getattr(together, table), column)
+                np.testing.assert_array_equal(
+                    np.broadcast_to(many, (many.shape[0], 4))[:, i],
+                    getattr(getattr(alone, table), column)[:, 0],
+                )
+
+
+def test_recompute_groups_are_on_rows_and_lives() -> None:
+    cost = layer_cost(load_model("kimi_k2"), 1, ShardShape(seq_len=4096))
+    groups = {"", "norm", "swiglu", "mla_up", "moe_down"}
+    assert set(cost.lives.tag) == groups
+    assert set(cost.ops.tag) == groups
+    tagged = [Phase(p) for p, tag in zip(cost.ops.phase, cost.ops.tag, strict=True) if tag]
+    assert set(tagged) == {Phase.FORWARD}
+    by_tag = {
+        tag: {n for n, t in zip(cost.lives.name, cost.lives.tag, strict=True) if t == tag}
+        for tag in groups
+    }
+    assert by_tag["mla_up"] == {"self_attn.q", "self_attn.k", "self_attn.v"}
+    assert by_tag["swiglu"] == {"mlp.experts.inner", "mlp.shared_experts.inner"}
+    fp8 = {n for n, on in zip(cost.lives.name, cost.lives.fp8, strict=True) if on}
+    assert fp8 == {
+        "mlp.experts.input", "mlp.experts.gate_up", "mlp.shared_experts.gate_proj.out",
+        "mlp.shared_experts.up_proj.out",
+    }  # fmt: skip
+
+
+def test_model_flops_equal_the_reporting_convention() -> None:
+    """Executed FLOPs, backward's second score product taken off, are 6N plus attention."""
+    from flopwright.spec.flops import model_flops_per_token
+
+    spec, seq = load_model("kimi_k2"), 4096
+    total = 0.0
+    for layer in (-1, *[0], *[1] * 60, 61):
+        ops = layer_cost(spec, layer, ShardShape(seq_len=seq)).ops
+        attention = ops.kind == OpKind.ATTENTION
+        total += ops.total_flops().item()
+        forward = (ops.flops * ops.count)[attention & (ops.phase == Phase.FORWARD)].sum()
+        total -= forward * 192 / (192 + 128)  # scores computed again in the backward pass
+    # The convention counts seq^2 / 2 pairs where seq (seq + 1) / 2 are executed.
+    assert total / seq == pytest.approx(model_flops_per_token(spec, seq), rel=1e-4)
