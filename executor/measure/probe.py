@@ -16,7 +16,8 @@ import torch
 from flopwright.executor.measure.fingerprint import fingerprint
 from flopwright.executor.measure.probe_cases import KIND_NAMES, ProbeCase
 from flopwright.executor.measure.probe_collectives import SIZES, probe_collectives
-from flopwright.executor.measure.probe_timing import Clock, Ranks, spread, time_calls
+from flopwright.executor.measure.probe_timing import Clock, Ranks, Samples, spread, time_calls
+from flopwright.models.optim.adamw.cost import step_cost
 from flopwright.ops import OpKind, OpTable, Phase
 from flopwright.plan.file import PlanFile
 from flopwright.report.metrics import Fingerprint
@@ -25,6 +26,7 @@ from flopwright.report.probe import OperatorPoint, ProbeReport
 # Shares of the time budget.
 _COLLECTIVE_SHARE: Final = 0.35
 _OPTIMIZER_SHARE: Final = 0.05
+_BACKWARD: Final = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 _OPTIMIZER_NUMEL: Final = (2**14, 2**18, 2**20, 2**22)
 
 
@@ -140,12 +142,14 @@ def _case_points(
 
     samples = time_calls(call, clock, ranks, seconds=seconds)
     rows = case.rows
-    backward = [i for i in range(len(rows)) if rows.phase[i] != Phase.FORWARD]
-    points = [_point(case, 0, samples[:, 0])]
-    if inputs and backward:
+    backward = [i for i in range(len(rows)) if rows.phase[i] in _BACKWARD]
+    if not inputs:
+        return [_point(case.name, rows, i, samples[:, 0]) for i in range(len(rows))]
+    points = [_point(case.name, rows, 0, samples[:, 0])]
+    if backward:
         shares = _shares(rows, backward)
         points += [
-            _point(case, i, samples[:, 1] * share)
+            _point(case.name, rows, i, samples[:, 1] * share)
             for i, share in zip(backward, shares, strict=True)
         ]
     return points
@@ -159,14 +163,14 @@ def _shares(rows: OpTable, members: list[int]) -> list[float]:
     return [float(w) for w in weight / weight.sum()]
 
 
-def _point(case: ProbeCase, row: int, samples: Any) -> OperatorPoint:
-    rows, found = case.rows, spread(samples)
+def _point(name: str, rows: OpTable, row: int, samples: Samples) -> OperatorPoint:
+    found = spread(samples)
     return OperatorPoint.model_validate(
         {
             "kind": KIND_NAMES[OpKind(rows.kind[row])],
-            "name": case.name,
+            "name": name,
             "dtype": rows.dtype[row],
-            "phase": "forward" if rows.phase[row] == Phase.FORWARD else "backward",
+            "phase": "backward" if rows.phase[row] in _BACKWARD else "forward",
             "m": rows.m[row, 0],
             "k": rows.k[row, 0],
             "n": rows.n[row, 0],
@@ -193,7 +197,7 @@ def _host_floor(clock: Clock, ranks: Ranks) -> float:
 
 
 def _optimizer_points(clock: Clock, ranks: Ranks, seconds: float) -> list[OperatorPoint]:
-    """Returns torch's AdamW on one tensor of each size: reads 4 values a weight, writes 3."""
+    """Returns torch's AdamW in fp32 on one tensor of each size."""
     points = []
     for numel in _OPTIMIZER_NUMEL:
         weight = torch.nn.Parameter(torch.ones(numel, device=ranks.device))
@@ -206,17 +210,6 @@ def _optimizer_points(clock: Clock, ranks: Ranks, seconds: float) -> list[Operat
             return [start, clock.mark()]
 
         samples = time_calls(call, clock, ranks, seconds=seconds / len(_OPTIMIZER_NUMEL))
-        found = spread(samples.ravel())
-        points.append(
-            OperatorPoint(
-                kind="optimizer",
-                name="adamw",
-                dtype="fp32",
-                m=float(numel),
-                moved_bytes=7.0 * 4 * numel,
-                seconds=found.median_s,
-                seconds_min=found.min_s,
-                seconds_p90=found.p90_s,
-            )
-        )
+        rows = step_cost(numel, weights="fp32", master=None).ops
+        points.append(_point("adamw", rows, 0, samples.ravel()))
     return points

@@ -17,10 +17,13 @@ from flopwright.kernels.attention.cost import attention as attention_cost
 from flopwright.kernels.attention.op import attention
 from flopwright.kernels.cross_entropy.cost import cross_entropy as cross_entropy_cost
 from flopwright.kernels.cross_entropy.op import cross_entropy
+from flopwright.kernels.embedding.cost import embedding as embedding_cost
+from flopwright.kernels.embedding.op import embedding
 from flopwright.kernels.grouped_gemm.cost import grouped_gemm as grouped_gemm_cost
 from flopwright.kernels.grouped_gemm.op import grouped_gemm
 from flopwright.kernels.linear.cost import linear as linear_cost
 from flopwright.kernels.linear.op import linear
+from flopwright.kernels.memory_bound import memory_bound
 from flopwright.kernels.moe_permute.cost import permute as permute_cost
 from flopwright.kernels.moe_permute.cost import unpermute as unpermute_cost
 from flopwright.kernels.moe_permute.op import permute, sort_by_expert, unpermute
@@ -28,9 +31,13 @@ from flopwright.kernels.rms_norm.cost import rms_norm as rms_norm_cost
 from flopwright.kernels.rms_norm.op import rms_norm
 from flopwright.kernels.rope.cost import rope as rope_cost
 from flopwright.kernels.rope.op import rope
+from flopwright.kernels.router.cost import route as route_cost
+from flopwright.kernels.router.op import route
 from flopwright.kernels.swiglu.cost import swiglu as swiglu_cost
 from flopwright.kernels.swiglu.op import swiglu
 from flopwright.ops import CostBuilder, OpKind, OpTable, Phase
+from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.model import Moe
 
 TORCH_DTYPES: Final = {
     "fp64": torch.float64,
@@ -51,7 +58,7 @@ KIND_NAMES: Final = {
 class Prepared:
     """Tensors in place: `run` returns what gradients flow back from, `inputs` take them.
 
-    An op without gradients has no inputs.
+    Without inputs only the call itself is timed, and every row gets that time.
     """
 
     run: Callable[[], Tensor]
@@ -230,12 +237,66 @@ def unpermute_case(tokens: int, top_k: int, experts: int, width: int, dtype: str
     return ProbeCase("unpermute", dtype, rows, prepare)
 
 
+def embedding_case(tokens: int, vocab: int, width: int, dtype: str) -> ProbeCase:
+    """Returns the lookup of `tokens` rows and the gradient of the whole table."""
+
+    def prepare(device: torch.device) -> Prepared:
+        weight = _random(device, dtype, vocab, width)
+        ids = torch.arange(tokens, device=device) * 7919 % vocab
+        return Prepared(lambda: embedding(ids, weight), (weight,))
+
+    rows = _rows(
+        lambda c: embedding_cost(
+            c, "embedding", tokens=tokens, vocab=vocab, width=width, dtype=dtype
+        )
+    )
+    return ProbeCase("embedding", dtype, rows, prepare)
+
+
+def route_case(tokens: int, moe: Moe, dtype: str) -> ProbeCase:
+    """Returns the choice of experts by the model's own rule."""
+
+    def prepare(device: torch.device) -> Prepared:
+        logits = _random(device, "fp32", tokens, moe.num_experts)
+        bias = torch.zeros(moe.num_experts, device=device)
+        rule = (
+            moe.top_k, moe.num_groups, moe.top_k_groups, moe.router == "softmax",
+            moe.norm_top_k_prob, moe.routed_scaling_factor,
+        )  # fmt: skip
+        return Prepared(lambda: route(logits, bias, None, *rule)[1], (logits,))
+
+    rows = _rows(
+        lambda c: route_cost(
+            c, "route", tokens=tokens, num_experts=moe.num_experts, top_k=moe.top_k, dtype=dtype
+        )
+    )
+    return ProbeCase("route", dtype, rows, prepare)
+
+
+def add_case(elements: int, dtype: str) -> ProbeCase:
+    """Returns the sum of two tensors: a residual forward, a sum of gradients backward."""
+
+    def prepare(device: torch.device) -> Prepared:
+        one, two = (_random(device, dtype, elements, grad=False) for _ in range(2))
+        return Prepared(lambda: one + two)
+
+    def add(cost: CostBuilder) -> None:
+        nbytes = elements * DTYPE_BYTES[dtype]
+        for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT):
+            memory_bound(
+                cost, "add", phase, dtype=dtype, elements=elements, read_bytes=2 * nbytes,
+                written_bytes=nbytes,
+            )  # fmt: skip
+
+    return ProbeCase("add", dtype, _rows(add), prepare)
+
+
 def copy_case(nbytes: int) -> ProbeCase:
     """Returns a plain copy of `nbytes` bytes: the memory's own bandwidth."""
     elements = max(1, nbytes // 4)
 
     def prepare(device: torch.device) -> Prepared:
-        source = _random(device, "fp32", elements, grad=False)
+        source = torch.ones(elements, device=device)
         target = torch.empty_like(source)
         return Prepared(lambda: target.copy_(source))
 

@@ -29,8 +29,8 @@ def probe_collectives(
     """Returns a point for each collective, payload and group size (2 and all ranks).
 
     Payloads are those of CommTable: the whole tensor for all-reduce, all-gather (output),
-    reduce-scatter (input) and broadcast; what one rank sends in total for all-to-all and
-    send_recv. All groups of a size run at the same time.
+    reduce-scatter (input) and broadcast; for all-to-all and send_recv what leaves one rank
+    in total (its own part of an exchange stays). All groups of a size run at the same time.
 
     Args:
         ranks: the ranks that probe; fewer than two give no points.
@@ -101,8 +101,9 @@ def _call(
     if name == "reduce_scatter":
         return lambda: _run(dist.reduce_scatter_single, part, whole, group=group)
     if name == "all_to_all":
-        out = torch.empty_like(whole)
-        return lambda: _run(dist.all_to_all_single, out, whole, group=group)
+        kept_too = torch.ones(whole.numel() // (size - 1) * size, device=device)
+        out = torch.empty_like(kept_too)
+        return lambda: _run(dist.all_to_all_single, out, kept_too, group=group)
     if name == "broadcast":
         first = dist.get_global_rank(group, 0)
         return lambda: _run(dist.broadcast, whole, first, group=group)

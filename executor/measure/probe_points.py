@@ -8,14 +8,17 @@ from typing import Final
 from flopwright.executor.measure.probe_cases import (
     TORCH_DTYPES,
     ProbeCase,
+    add_case,
     attention_case,
     copy_case,
     cross_entropy_case,
+    embedding_case,
     grouped_case,
     linear_case,
     norm_case,
     permute_case,
     rope_case,
+    route_case,
     swiglu_case,
     unpermute_case,
 )
@@ -161,6 +164,8 @@ def _memory_bound_cases(
     cases = [
         swiglu_case(tokens, spec.mlp.intermediate_size, dtype),
         cross_entropy_case(tokens, spec.vocab_size, dtype),
+        embedding_case(tokens, spec.vocab_size, spec.hidden_size, dtype),
+        add_case(tokens * spec.hidden_size, dtype),
     ]
     if isinstance(of, MlaAttention):
         norms |= {of.kv_lora_rank} | ({of.q_lora_rank} if of.q_lora_rank else set())
@@ -175,6 +180,7 @@ def _memory_bound_cases(
     if moe is not None:
         routed, width = (tokens, moe.top_k, moe.num_experts), spec.hidden_size
         cases += [
+            route_case(tokens, moe, dtype),
             swiglu_case(tokens * moe.top_k, moe.expert_intermediate_size, dtype),
             permute_case(*routed, width, dtype),
             unpermute_case(*routed, width, dtype),

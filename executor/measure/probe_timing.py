@@ -117,21 +117,19 @@ def time_calls(
     Args:
         call: does the work once and returns its marks; n marks make n - 1 intervals.
         clock: what the marks were taken with.
-        ranks: all of them call this together; the first decides how often.
-        seconds: time to spend, beside two calls to warm up.
+        ranks: all of them call this together, each until its time is up.
+        seconds: time to spend, beside one call to warm up; at least three calls are made.
         most: repeats at most.
     """
-    ranks.together()
     call()
     clock.wait()
-    began = time.perf_counter()
-    call()
-    clock.wait()
-    once_s = ranks.agree(time.perf_counter() - began)
-    repeats = choose_repeats(once_s, seconds, 3, most)
     ranks.together()
-    marks = [call() for _ in range(repeats)]
-    clock.wait()
+    deadline = time.monotonic() + seconds
+    marks: list[list[Any]] = []
+    while len(marks) < 3 or (time.monotonic() < deadline and len(marks) < most):
+        marks.append(call())
+        clock.wait()
     mine = np.array([[clock.between(a, b) for a, b in itertools.pairwise(row)] for row in marks])
-    gathered = ranks.gather(mine)
+    fewest = int(ranks.gather(np.array([float(len(mine))])).min())
+    gathered = ranks.gather(mine[:fewest])
     return gathered.reshape(-1, gathered.shape[-1])

@@ -1,10 +1,11 @@
 """How sure a predicted step time is.
 
 log(measured / predicted) of a step is taken as normal. Its variance is the scatter that
-runs showed around the calibrated prediction, plus what is not known of each time class's
-factor, weighted by the class's share of the step: to first order
-`var = residual^2 + sum_c (time_c / step_time * std_c)^2`. Where the scatter was estimated
-from few runs, Student's t takes the place of the normal.
+runs showed around the calibrated prediction, plus what is not known of the factors, to
+first order `var = residual^2 + sum_f (sum_c time_c / step_time * std_c)^2` over families f of
+classes c: what one class's factor is wrong by, the others of its family are too (they were
+learnt from the same runs), so inside a family deviations add up, between families they do
+not. Where the scatter was estimated from few runs, Student's t takes the normal's place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from statistics import NormalDist
 
 from flopwright.report.metrics import Interval
+from flopwright.simulator.calibration.families import FAMILIES
 from flopwright.simulator.calibration.model import Calibration
 
 
@@ -45,8 +47,12 @@ def step_time_log_std(calibration: Calibration, time_s: Mapping[str, float]) -> 
     total = sum(time_s.values())
     if total <= 0:
         return calibration.step_residual_log
-    shares = ((s / total, calibration.factor_log_std.get(c, 0.0)) for c, s in time_s.items())
-    variance = sum((share * std) ** 2 for share, std in shares)
+    by_family: dict[str, float] = {}
+    for cls, seconds in time_s.items():
+        part = seconds / total * calibration.factor_log_std.get(cls, 0.0)
+        family = FAMILIES.get(cls, cls)
+        by_family[family] = by_family.get(family, 0.0) + part
+    variance = sum(part**2 for part in by_family.values())
     return math.sqrt(calibration.step_residual_log**2 + variance)
 
 

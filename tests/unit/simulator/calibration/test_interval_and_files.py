@@ -56,25 +56,28 @@ def test_t_quantile_agrees_with_scipy(dof: float) -> None:
     assert student_t_quantile(0.9, None) == pytest.approx(scipy.stats.norm.ppf(0.9))
 
 
-def test_variance_adds_by_share_of_the_step() -> None:
+def test_deviations_add_inside_a_family_and_not_between() -> None:
     calibration = make_calibration(
-        step_residual_log=0.1, factor_log_std={"forward": 0.3, "backward": 0.2}
+        step_residual_log=0.1, factor_log_std={"forward": 0.3, "backward": 0.2, "dp_comm": 0.5}
     )
-    std = step_time_log_std(calibration, {"forward": 1.0, "backward": 3.0, "idle": 1.0})
-    assert std == pytest.approx(math.sqrt(0.1**2 + (0.2 * 0.3) ** 2 + (0.6 * 0.2) ** 2))
+    time_s = {"forward": 1.0, "backward": 2.0, "dp_comm": 1.0, "idle": 1.0}
+    compute, communication = 0.2 * 0.3 + 0.4 * 0.2, 0.2 * 0.5
+    assert step_time_log_std(calibration, time_s) == pytest.approx(
+        math.sqrt(0.1**2 + compute**2 + communication**2)
+    )
 
 
 def test_the_interval_covers_what_its_model_draws() -> None:
-    """Runs drawn from independent factors and scatter fall inside as often as promised."""
+    """Runs drawn with one unknown a family, and scatter, fall inside as often as promised."""
     rng = np.random.default_rng(0)
-    std = {"forward": 0.10, "backward": 0.15, "dp_comm": 0.3}
     time_s = {"forward": 1.0, "backward": 2.0, "dp_comm": 0.5, "idle": 0.5}
-    calibration = make_calibration(step_residual_log=0.05, factor_log_std=std)
+    calibration = make_calibration(
+        step_residual_log=0.05, factor_log_std={"forward": 0.12, "backward": 0.12, "dp_comm": 0.3}
+    )
     interval = step_time_interval(calibration, time_s)
     draws = 20_000
-    steps = time_s["idle"] + sum(
-        time_s[c] * np.exp(rng.normal(0, s, draws)) for c, s in std.items()
-    )
+    compute, communication = rng.normal(0, 0.12, draws), rng.normal(0, 0.3, draws)
+    steps = 0.5 + 3.0 * np.exp(compute) + 0.5 * np.exp(communication)
     steps = steps * np.exp(rng.normal(0, 0.05, draws))
     inside = np.mean((steps >= interval.low) & (steps <= interval.high))
     # first order in the factors: 1 % beside 5 sigma of the draw
