@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Final
 
 import numpy as np
+
+WARMUP_ROUNDS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class StepTimes:
     discarded_steps: int
 
 
-def summarise(rounds: Sequence[Sequence[float]], warmup_rounds: int = 1) -> StepTimes:
+def summarise(rounds: Sequence[Sequence[float]], warmup_rounds: int = WARMUP_ROUNDS) -> StepTimes:
     """Returns a plan's time from the step times of each of its rounds.
 
     Args:

@@ -21,7 +21,7 @@ from flopwright.executor.launch.request import (
     STOP_FILE,
     RunRequest,
 )
-from flopwright.executor.measure.protocol import Turn, turns
+from flopwright.executor.measure.protocol import WARMUP_ROUNDS, Turn, turns
 from flopwright.executor.measure.timers import StepTrace
 from flopwright.executor.parallel.groups import Group, gather_bytes
 from flopwright.executor.train.trial import StepRecord, Trial
@@ -135,6 +135,8 @@ def _trace_from(data: list[Any]) -> StepTrace:
 
 def _remember(history: History, rows: Sequence[StepRow]) -> None:
     timed = [r for r in rows if r.timed] or list(rows)
+    if len(history.rounds) == WARMUP_ROUNDS:
+        history.traces.clear()  # only kept steps are attributed
     history.rounds.append([r.step_time_s for r in timed])
     history.losses.extend(r.loss for r in rows)
     history.traces.extend(r.traces for r in timed)

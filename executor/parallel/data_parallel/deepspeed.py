@@ -31,6 +31,7 @@ class DeepSpeedZero1:
     def __init__(self, trainable: Trainable) -> None:
         internals.quiet_logging()
         internals.start_communication()
+        internals.load_muon_uncompiled()
         self._trainable = trainable
         self._device = next(iter(trainable.parameters.values())).device
         self._zero = self._build()

@@ -76,6 +76,22 @@ def start_communication() -> None:
         deepspeed.comm.init_distributed(dist_init_required=False, verbose=False)
 
 
+def load_muon_uncompiled() -> None:
+    """Loads the Muon module, which the ZeRO optimizer imports in its first reduction, quickly.
+
+    Loading it decorates functions for torch.compile, whose import takes seconds; they are
+    not used here (Muon would be ours), so they are left as they are.
+    """
+    from deepspeed.runtime import compiler
+
+    decorate = compiler.compile
+    compiler.compile = lambda *_args, **_options: lambda function: function
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = decorate
+
+
 def zero_optimizer_class() -> Any:
     """Returns DeepSpeed's ZeRO stage 1 and 2 optimizer."""
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer

@@ -1,0 +1,232 @@
+"""`flopwright run`: one or more plans, for real, on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from flopwright.executor.launch.local import Progress, RunResult
+
+
+def run(
+    plans: Annotated[
+        list[Path],
+        typer.Argument(metavar="PLAN...", help="Plan files; twice the same shows the noise."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for everything the run writes; new or empty."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Optimizer steps; default: the budget's.")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", help="Folder, file, JSONL or Parquet; default: Python's library."),
+    ] = None,
+    tokenizer: Annotated[
+        Literal["bpe", "characters"], typer.Option("--tokenizer", help="How text becomes tokens.")
+    ] = "bpe",
+    nproc: Annotated[
+        int | None,
+        typer.Option("--nproc", min=1, help="Ranks; more than cores share them (CPU only)."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Refuse plans that are for another model.")
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Name of a plan's results; once a plan, in order."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Of weights and data; default: the plan's.")
+    ] = None,
+    allow_mismatch: Annotated[
+        bool, typer.Option("--allow-mismatch", help="Run a plan made for another kind of device.")
+    ] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure the machine in the same launch.")
+    ] = False,
+    probe_seconds: Annotated[
+        float, typer.Option("--probe-seconds", min=1, help="Time for --probe.")
+    ] = 45.0,
+    store: Annotated[
+        str | None, typer.Option("--store", help="Store URL; default: the local SQLite file.")
+    ] = None,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Keep the measurements in --out only.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Run one or more plans for real: train, measure, save, compare losses.
+
+    Several plans take turns in one launch, so that they meet the same machine. Ctrl-C ends
+    the run after the present round with everything written; a second one ends it at once.
+
+    Example: flopwright run plan.yaml --text my_texts/ --steps 200
+    """
+    from flopwright.executor.launch.checks import LaunchOptions
+    from flopwright.executor.launch.local import RunFailedError, launch
+
+    options = LaunchOptions(
+        steps=steps,
+        nproc=nproc,
+        text=text,
+        tokenizer=tokenizer,
+        model=model,
+        names=tuple(name or ()),
+        seed=seed,
+        allow_mismatch=allow_mismatch,
+        probe=probe,
+        probe_budget_s=probe_seconds,
+    )
+    out_dir = out or Path("runs") / f"{plans[0].stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    if store is not None and not no_store:
+        _check_store(store)
+    try:
+        with progress_display(quiet=as_json) as show:
+            result = launch(plans, out_dir, options, show)
+    except RunFailedError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        typer.echo(f"ended; what was written so far is in {out_dir}", err=True)
+        raise typer.Exit(130) from None
+    stored = "" if no_store else _store(result, store)
+    if as_json:
+        typer.echo(json.dumps(_as_data(result, stored)))
+    else:
+        _report(result, stored)
+
+
+def _check_store(url: str) -> None:
+    """Refuses a store that cannot be used before anything runs."""
+    from flopwright.store import open_store
+
+    open_store(url)
+
+
+def _store(result: RunResult, url: str | None) -> str:
+    """Adds the measurements to the store and returns its address, without a password."""
+    from sqlalchemy import make_url
+
+    from flopwright.store import default_url, open_store
+
+    kept = open_store(url)
+    for measurement in result.measurements:
+        kept.add(measurement)
+    address = url or default_url()
+    return make_url(address).render_as_string() if "://" in address else address
+
+
+def _as_data(result: RunResult, stored: str) -> dict[str, Any]:
+    return {
+        "out": str(result.out_dir),
+        "store": stored,
+        "stopped_early": result.stopped_early,
+        "measurements": [m.to_data() for m in result.measurements],
+        "checkpoints": {n: str(p) for n, p in result.checkpoints.items()},
+    }
+
+
+def _report(result: RunResult, stored: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from flopwright.units import show_bytes, show_seconds
+
+    table = Table(title="measured")
+    for column in ("plan", "step time", "p10 .. p90", "tokens/s", "peak memory", "held-out loss"):
+        table.add_column(column, justify="left" if column == "plan" else "right")
+    for m in result.measurements:
+        held_out = "" if m.held_out_loss is None else f"{m.held_out_loss:.4f}"
+        table.add_row(
+            m.plan_name,
+            show_seconds(m.metrics.step_time_s),
+            f"{show_seconds(m.step_time_p10_s)} .. {show_seconds(m.step_time_p90_s)}",
+            f"{m.metrics.tokens_per_s:,.0f}",
+            show_bytes(m.metrics.peak_memory_bytes),
+            held_out,
+        )
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    console.print(table)
+    floor = result.measurements[0].noise_floor
+    if floor is not None:
+        console.print(f"noise floor: {floor:.1%} (one plan run under two names)")
+    for m in result.measurements:
+        for mismatch in m.mismatch:
+            console.print(f"allowed mismatch: {mismatch}")
+    if result.stopped_early:
+        console.print("stopped early: fewer steps than asked for")
+    console.print(f"files: {result.out_dir}" + (f"; store: {stored}" if stored else ""))
+
+
+@contextmanager
+def progress_display(*, quiet: bool = False) -> Iterator[Progress]:
+    """Gives a callback for `launch` that shows progress on stderr: bars on a terminal, else lines.
+
+    Args:
+        quiet: show nothing.
+    """
+    if quiet:
+        yield lambda event: None
+    elif sys.stderr.isatty():
+        with _bars() as show:
+            yield show
+    else:
+        yield _line
+
+
+def _line(event: dict[str, Any]) -> None:
+    """Writes one line a round of a plan, and one a phase that begins."""
+    if "plan" in event:
+        typer.echo(_step_text(event), err=True)
+    elif event["share"] == 0:
+        typer.echo(event["phase"], err=True)
+
+
+def _step_text(event: dict[str, Any]) -> str:
+    return (
+        f"{event['plan']}: step {event['step']}/{event['steps']}, loss {event['loss']:.4f}, "
+        f"{event['tokens_per_s']:,.0f} tokens/s, {event['eta_s']:.0f} s left"
+    )
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[detail]}"),
+    )
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        phase = bars.add_task("starting", total=1, detail="")
+
+        def show(event: dict[str, Any]) -> None:
+            if "plan" not in event:
+                bars.update(phase, description=event["phase"], completed=event["share"])
+                return
+            bars.update(phase, visible=False)
+            plan = event["plan"]
+            if plan not in tasks:
+                tasks[plan] = bars.add_task(plan, total=event["steps"], detail="")
+            detail = (
+                f"loss {event['loss']:.4f}  {event['tokens_per_s']:,.0f} tokens/s  "
+                f"{event['eta_s']:.0f} s left"
+            )
+            bars.update(tasks[plan], completed=event["step"], detail=detail)
+
+        yield show
