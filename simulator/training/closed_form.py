@@ -128,7 +128,7 @@ def _interleaved(f: Array, b: Array, hop: Array, microbatches: Ints, pp: int) ->
             deepest = chunks - pp + s
             first = down_all + from_last[deepest] - b[deepest] + m * by_stage_b[s] + left
             ends[s] = np.where(here, np.maximum(ends[s], first), ends[s])
-    return ends
+    return np.asarray(ends)
 
 
 def _forwards_before_backward(stage: int, pp: int, vpp: int, few: bool) -> Array:
