@@ -49,7 +49,7 @@ def nearest_infeasible(priced: Priced, scenario: Scenario, count: int) -> Ints:
     return outside[np.sort(first)][:count]
 
 
-def describe(priced: Priced, index: int, scenario: Scenario) -> InfeasiblePlan:
+def describe(priced: Priced, index: int, step_time_s: float, scenario: Scenario) -> InfeasiblePlan:
     """Returns candidate `index` as an infeasible plan with its violation and nearest fix."""
     limit = scenario.cluster.node.gpu.hbm_bytes
     peak, stage = int(priced.peak_bytes[index]), int(priced.peak_stage[index])
@@ -72,7 +72,7 @@ def describe(priced: Priced, index: int, scenario: Scenario) -> InfeasiblePlan:
         )
     return InfeasiblePlan(
         plan=priced.candidates.plan(index),
-        step_time_s=float(priced.step_time_s[index]),
+        step_time_s=step_time_s,
         peak_memory_bytes=peak,
         missing_bytes=max(missing, 0),
         stage=stage,

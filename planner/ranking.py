@@ -15,18 +15,17 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-# What makes a layout: the rest (recompute, storage, offload, split) are its variants.
+# What makes a layout; the rest (virtual stages, recompute, storage, offload, layer split)
+# are its variants.
 LAYOUT_AXES: Final = (
     "tp",
     "pp",
-    "vpp",
     "cp",
     "ep",
     "dp_replicate",
     "dp_shard",
     "micro_batch_size",
     "zero_stage",
-    "schedule",
 )
 # Times closer than this (relative) count as equal: then memory, then simplicity decide.
 TIE: Final = 1e-9
@@ -39,7 +38,7 @@ class Priced:
 
     Attributes:
         step_time_s: by candidate; peak_bytes of the fullest GPU, on stage `peak_stage`.
-        fits: the simulator's own verdict (GPU and host memory).
+        fits: whether GPU memory and host memory hold it, without any headroom.
     """
 
     candidates: Candidates
@@ -47,6 +46,17 @@ class Priced:
     peak_bytes: Floats
     peak_stage: Ints
     fits: Bools
+
+
+def select(priced: Priced, index: Ints, step_time_s: Floats | None = None) -> Priced:
+    """Returns the candidates at `index`, with other step times where given."""
+    return Priced(
+        candidates=priced.candidates.take(index),
+        step_time_s=priced.step_time_s[index] if step_time_s is None else step_time_s,
+        peak_bytes=priced.peak_bytes[index],
+        peak_stage=priced.peak_stage[index],
+        fits=priced.fits[index],
+    )
 
 
 def objective_value(priced: Priced, scenario: Scenario) -> Floats:

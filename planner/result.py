@@ -20,7 +20,8 @@ class RankedPlan(Spec):
     Attributes:
         rank: 1 is best; one plan a layout, the layout's best, is listed.
         headroom: share of GPU memory left at the peak of the fullest stage.
-        variants: plans of the same layout that fit (other recompute, storage, split).
+        variants: plans of the same layout that fit (other virtual stages, recompute, storage,
+            split).
     """
 
     rank: int
@@ -34,7 +35,7 @@ class InfeasiblePlan(Spec):
     """One plan that does not fit.
 
     Attributes:
-        step_time_s: what its step would take with enough memory.
+        step_time_s: what its step would take with enough memory, replayed.
         missing_bytes: memory lacking on the GPUs of stage `stage`.
         violations: rule, value, limit and nearest fix.
     """
@@ -62,7 +63,9 @@ class SearchResult(Spec):
     Attributes:
         verdict: "fits"; "tight" where the best plan leaves less than the headroom asked
             for; "does_not_fit".
-        candidates: legal plans priced; fit: those that fit the GPU's memory.
+        candidates: legal plans priced; fit: those that memory holds; replayed: those whose
+            lowered list was replayed to find the best.
+        proved: no plan outside the replayed ones can be among the best.
         ranked: the best plan of each layout, best first.
         infeasible: plans that lack memory: faster ones first where something fits,
             else the nearest to fitting.
@@ -72,6 +75,8 @@ class SearchResult(Spec):
     verdict: Verdict
     candidates: int
     fit: int
+    replayed: int = 0
+    proved: bool = True
     headroom_asked: float
     ranked: tuple[RankedPlan, ...] = ()
     infeasible: tuple[InfeasiblePlan, ...] = ()

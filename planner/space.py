@@ -21,7 +21,7 @@ from flopwright.planner.constraints import RULES, broken_rules, legal, violation
 from flopwright.simulator.training.candidates import RECOMPUTES, SCHEDULES, Candidates
 from flopwright.spec.scenario import Scenario
 
-MAX_VPP: Final = 8
+MAX_VPP: Final = 4
 MAX_MICRO_BATCH_SIZE: Final = 16
 Fixed = Mapping[str, int | str | bool]
 Ints = NDArray[np.int64]

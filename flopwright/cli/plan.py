@@ -1,0 +1,213 @@
+"""`flopwright plan`: search the best plans of a scenario."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from flopwright.planner.result import RankedPlan, SearchResult
+    from flopwright.planner.search import Progress
+    from flopwright.simulator.calibration.model import Calibration
+    from flopwright.spec.scenario import Scenario
+
+EXIT_DOES_NOT_FIT = 1
+_FIX = "Fix a field"
+
+
+def plan(
+    scenario: Annotated[str, typer.Argument(help="Scenario file, or one that ships by name.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the chosen plan here (plan.yaml).")
+    ] = None,
+    rank: Annotated[int, typer.Option("--rank", min=1, help="Which plan is chosen.")] = 1,
+    top: Annotated[int, typer.Option("--top", min=1, max=100, help="Plans to list.")] = 10,
+    calibration: Annotated[
+        str | None, typer.Option("--calibration", help="Path or id; default: the GPU's prior.")
+    ] = None,
+    tp: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
+    pp: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
+    vpp: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
+    cp: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
+    ep: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
+    dp: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
+    zero: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
+    micro_batch_size: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
+    recompute: Annotated[str | None, typer.Option(rich_help_panel=_FIX)] = None,
+    schedule: Annotated[str | None, typer.Option(rich_help_panel=_FIX)] = None,
+    fp8_activations: Annotated[
+        bool | None, typer.Option("--fp8-activations/--no-fp8-activations", rich_help_panel=_FIX)
+    ] = None,
+    activation_offload: Annotated[
+        bool | None,
+        typer.Option("--activation-offload/--no-activation-offload", rich_help_panel=_FIX),
+    ] = None,
+    optimizer_offload: Annotated[
+        bool | None,
+        typer.Option("--optimizer-offload/--no-optimizer-offload", rich_help_panel=_FIX),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Search every plan of a scenario: does it fit, how fast, how dear, and what binds it.
+
+    Exit code 0: something fits. 1: nothing fits; the nearest plans are shown with what
+    they lack, and no plan is written. 2: the input cannot be used.
+
+    Example: flopwright plan kimi_k2_pretrain_2048gpu_h800_bf16 --out plan.yaml
+    """
+    fixed = {
+        "tp": tp,
+        "pp": pp,
+        "vpp": vpp,
+        "cp": cp,
+        "ep": ep,
+        "dp": dp,
+        "zero_stage": zero,
+        "micro_batch_size": micro_batch_size,
+        "recompute": recompute,
+        "schedule": schedule,
+        "fp8_activations": fp8_activations,
+        "activation_offload": activation_offload,
+        "optimizer_offload": optimizer_offload,
+    }
+    given = {name: value for name, value in fixed.items() if value is not None}
+    _run(scenario, out, rank, max(top, rank), calibration, given, as_json)
+
+
+def _run(
+    name: str,
+    out: Path | None,
+    rank: int,
+    top: int,
+    calibration_name: str | None,
+    fixed: dict[str, int | str | bool],
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+
+    from flopwright.cli import _plan_view as view
+    from flopwright.planner.explain import binding_constraint
+    from flopwright.planner.whole_run import whole_run
+    from flopwright.simulator.calibration.files import default_calibration, load_calibration
+    from flopwright.spec.load import load_scenario
+
+    scenario = load_scenario(name)
+    _check_target(out)
+    calibration = (
+        load_calibration(calibration_name)
+        if calibration_name is not None
+        else default_calibration(scenario.cluster.node.gpu)
+    )
+    result = _search(scenario, calibration, top, fixed, quiet=as_json)
+    chosen = _choose(result, rank)
+    run = None if chosen is None else whole_run(scenario, chosen.prediction)
+    binding = binding_constraint(result, scenario, calibration)
+    if chosen is not None and out is not None:
+        _write(scenario, chosen, out)
+    if as_json:
+        written = str(out) if out is not None and chosen is not None else None
+        data = view.as_data(result, scenario, chosen, run, binding, written)
+        typer.echo(json.dumps(data))
+    else:
+        console = Console(width=None if Console().is_terminal else 140)
+        view.show(console, result, scenario, chosen, run, binding)
+        _go_on(name, out, chosen is not None)
+    if chosen is None:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _search(
+    scenario: Scenario,
+    calibration: Calibration,
+    top: int,
+    fixed: dict[str, int | str | bool],
+    *,
+    quiet: bool,
+) -> SearchResult:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    from flopwright.planner.search import search
+
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("pricing plans", total=None)
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        progress: Progress = advance
+        return search(scenario, calibration, top, fixed=fixed, progress=progress)
+
+
+def _choose(result: SearchResult, rank: int) -> RankedPlan | None:
+    from flopwright.errors import InputError, Violation
+
+    if not result.ranked:
+        return None
+    if rank > len(result.ranked):
+        raise InputError(
+            Violation(
+                field="rank",
+                value=str(rank),
+                rule="there are fewer plans that fit",
+                limit=str(len(result.ranked)),
+            )
+        )
+    return result.ranked[rank - 1]
+
+
+def _check_target(out: Path | None) -> None:
+    from flopwright.errors import InputError, Violation
+
+    if out is None:
+        return
+    if out.suffix not in {".yaml", ".yml"}:
+        raise InputError(
+            Violation(
+                field="out",
+                value=str(out),
+                rule="a plan is written as YAML",
+                nearest_fix=f"use {out.name}.yaml",
+            )
+        )
+    if out.is_dir():
+        raise InputError(Violation(field="out", value=str(out), rule="is a folder"))
+
+
+def _write(scenario: Scenario, chosen: RankedPlan, out: Path) -> None:
+    from flopwright.plan.file import PredictedStep
+    from flopwright.simulator.calibration.files import write_atomically
+    from flopwright.spec.load import dump_yaml, make_plan_file
+    from flopwright.units import format_bytes, format_seconds
+
+    prediction = chosen.prediction
+    interval = prediction.step_time_interval
+    # Quantities are text with a unit wherever a file is written.
+    predicted = PredictedStep.model_validate(
+        {
+            "step_time": format_seconds(prediction.metrics.step_time_s),
+            "interval80_low": format_seconds(interval.low),
+            "interval80_high": format_seconds(interval.high),
+            "peak_memory": format_bytes(prediction.metrics.peak_memory_bytes),
+            "provenance": prediction.provenance,
+            "calibration_id": prediction.calibration_id,
+        }
+    )
+    record = make_plan_file(scenario, chosen.plan, chosen.plan.label(), predicted)
+    header = f"{scenario.name}: {chosen.plan.label()}\nrun it with: flopwright run {out.name}"
+    write_atomically(out, dump_yaml(record, header))
+
+
+def _go_on(name: str, out: Path | None, fits: bool) -> None:
+    if not fits:
+        typer.echo("Go on: give the scenario more GPUs, more memory, or a smaller model.")
+        return
+    if out is None:
+        typer.echo(f"Go on: flopwright plan {name} --out plan.yaml")
+        return
+    typer.echo(f"wrote {out}")
+    typer.echo(f"Go on: flopwright export {out} --to bundle   or   flopwright run {out}")

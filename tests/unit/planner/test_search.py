@@ -1,0 +1,187 @@
+"""The search is exact: it finds what looping over every plan finds, every time the same."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from flopwright.errors import InputError
+from flopwright.planner import exact
+from flopwright.planner.exact import finalists, replayed_step_times
+from flopwright.planner.ranking import headroom, layout_ids
+from flopwright.planner.search import price, search
+from flopwright.planner.space import legal_candidates
+from flopwright.simulator.training.evaluate import evaluate
+from flopwright.simulator.training.predict import predict
+from flopwright.spec.load import load_scenario
+from flopwright.spec.scenario import Scenario, SearchSpace
+
+K2 = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
+MINI = load_scenario("kimi_k2_mini_2cpu_fp32")
+SMALL_K2 = K2.model_copy(
+    update={
+        # eight micro-batches a rank at dp 128: the same code, a shorter list to replay
+        "workload": K2.workload.model_copy(update={"global_batch_size": 1024}),
+        "search": SearchSpace(
+            tp=(1, 2),
+            pp=(8, 16),
+            ep=(16, 32),
+            vpp=(1, 2),
+            zero_stage=(1,),
+            micro_batch_size=(1,),
+            recompute=("selective", "full"),
+        ),
+    }
+)
+
+TINY_K2 = SMALL_K2.model_copy(
+    update={
+        "search": SMALL_K2.search.model_copy(
+            update={"tp": (1,), "ep": (16, 32), "recompute": ("selective",)}
+        )
+    }
+)
+
+
+def _with_memory(scenario: Scenario, hbm_bytes: float, headroom: float = 0.05) -> Scenario:
+    node = scenario.cluster.node
+    gpu = node.gpu.model_copy(update={"hbm_bytes": int(hbm_bytes)})
+    cluster = scenario.cluster.model_copy(update={"node": node.model_copy(update={"gpu": gpu})})
+    search_space = scenario.search.model_copy(update={"memory_headroom": headroom})
+    return scenario.model_copy(update={"cluster": cluster, "search": search_space})
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [MINI, pytest.param(TINY_K2, marks=pytest.mark.slow)],
+    ids=["mini", "tiny_k2"],
+)
+def test_the_search_equals_a_loop_over_every_plan(scenario: Scenario) -> None:
+    """Oracle: predict each plan by itself, keep those that fit, the best of each layout."""
+    candidates = legal_candidates(scenario)
+    ids = layout_ids(candidates)
+    limit = scenario.cluster.node.gpu.hbm_bytes
+    best: dict[int, float] = {}
+    fit = 0
+    for i in range(len(candidates)):
+        one = evaluate(scenario, candidates.take([i]))
+        if one.peak_bytes[0] > limit or one.host_bytes[0] > scenario.cluster.node.host_bytes:
+            continue
+        fit += 1
+        if one.peak_bytes[0] > limit * (1 - scenario.search.memory_headroom):
+            continue
+        seconds = predict(scenario, candidates.plan(i))[0].metrics.step_time_s
+        layout = int(ids[i])
+        best[layout] = min(seconds, best.get(layout, np.inf))
+    result = search(scenario, top_k=5)
+    assert result.candidates == len(candidates)
+    assert result.fit == fit
+    assert result.proved
+    assert len(result.ranked) == min(5, len(best))
+    found = [r.prediction.metrics.step_time_s for r in result.ranked]
+    assert found == pytest.approx(sorted(best.values())[:5], rel=1e-9)
+    assert [r.rank for r in result.ranked] == list(range(1, len(found) + 1))
+
+
+def test_replay_of_many_equals_prediction_of_each() -> None:
+    candidates = legal_candidates(SMALL_K2)
+    chosen = candidates.take(np.random.default_rng(0).choice(len(candidates), 12, replace=False))
+    together = replayed_step_times(SMALL_K2, chosen)
+    alone = [predict(SMALL_K2, chosen.plan(i))[0].metrics.step_time_s for i in range(12)]
+    np.testing.assert_allclose(together, alone, rtol=1e-9)
+
+
+def test_the_closed_form_never_exceeds_the_replay() -> None:
+    """The bound that makes the best-first search exact."""
+    candidates = legal_candidates(SMALL_K2)
+    chosen = candidates.take(np.random.default_rng(1).choice(len(candidates), 96, replace=False))
+    bound = evaluate(SMALL_K2, chosen).step_time_s
+    replayed = replayed_step_times(SMALL_K2, chosen)
+    assert (bound <= replayed * (1 + 1e-9)).all()
+    assert (replayed > bound * 1.0001).any()  # it is a bound, not the same number
+
+
+def test_two_searches_are_equal_in_every_field() -> None:
+    assert search(SMALL_K2, top_k=3) == search(SMALL_K2, top_k=3)
+
+
+def test_only_plans_that_lack_memory_are_faster_than_the_best() -> None:
+    result = search(SMALL_K2, top_k=5)
+    times = [r.prediction.metrics.step_time_s for r in result.ranked]
+    assert times == sorted(times)
+    for lacking in result.infeasible:
+        assert lacking.step_time_s < times[0]
+        assert lacking.missing_bytes > 0
+        assert lacking.violations[0].limit == "80 GiB"
+
+
+def test_verdicts_follow_the_peak_of_the_leanest_plan() -> None:
+    priced = price(SMALL_K2, legal_candidates(SMALL_K2))
+    least = priced.peak_bytes.min()
+    assert search(_with_memory(SMALL_K2, least * 1.2), top_k=1).verdict == "fits"
+    tight = search(_with_memory(SMALL_K2, least * 1.02), top_k=1)
+    assert tight.verdict == "tight"
+    assert tight.best is not None
+    assert 0 <= tight.best.headroom < 0.05
+    none = search(_with_memory(SMALL_K2, least * 0.9), top_k=4)
+    assert none.verdict == "does_not_fit"
+    assert none.best is None
+    assert none.fit == 0
+    assert len(none.infeasible) == 4
+    lacks = [p.missing_bytes for p in none.infeasible]
+    assert lacks == sorted(lacks)
+    assert lacks[0] == pytest.approx(least * 0.1, rel=1e-6)
+
+
+def test_fixed_fields_restrict_the_search() -> None:
+    result = search(SMALL_K2, top_k=2, fixed={"pp": 16, "recompute": "full"})
+    assert {r.plan.pp for r in result.ranked} == {16}
+    assert {r.plan.recompute for r in result.ranked} == {"full"}
+    with pytest.raises(InputError):
+        search(SMALL_K2, fixed={"pp": 5})
+
+
+def test_a_spent_budget_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "MAX_REPLAYS", 4)
+    monkeypatch.setattr(exact, "BATCH", 2)
+    priced = price(SMALL_K2, legal_candidates(SMALL_K2))
+    found = finalists(priced, SMALL_K2, 8)
+    assert len(found.index) == 4
+    assert not found.proved
+
+
+def test_progress_counts_to_the_end() -> None:
+    seen: list[tuple[int, int]] = []
+    search(MINI, top_k=1, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (8, 8)
+
+
+def test_the_front_holds_the_fastest_and_the_leanest_plan() -> None:
+    result = search(SMALL_K2, top_k=1)
+    priced = price(SMALL_K2, legal_candidates(SMALL_K2))
+    free = headroom(priced, SMALL_K2)[priced.fits]
+    assert max(t.headroom for t in result.front) == pytest.approx(free.max())
+    fastest = priced.step_time_s[priced.fits].min()
+    assert min(t.step_time_s for t in result.front) == pytest.approx(fastest)
+    for a, b in itertools.combinations(result.front, 2):
+        assert not (a.step_time_s <= b.step_time_s and a.headroom >= b.headroom)
+
+
+@pytest.mark.slow
+def test_kimi_k2_fits_and_its_published_family_is_near_the_top() -> None:
+    """PP16 x EP16, ZeRO-1, selective recompute, FP8 activation storage, offload."""
+    result = search(K2, top_k=10)
+    assert result.verdict == "fits"
+    assert result.proved
+    published = [
+        r
+        for r in result.ranked
+        if (r.plan.pp, r.plan.ep, r.plan.tp, r.plan.zero_stage) == (16, 16, 1, 1)
+    ]
+    assert published, [r.plan.label() for r in result.ranked]
+    plan = published[0].plan
+    assert (plan.recompute, plan.fp8_activations, plan.activation_offload) == (
+        "selective",
+        True,
+        True,
+    )
