@@ -46,22 +46,31 @@ class Phase:
     start_s: float
     waiting: deque[int] = field(default_factory=deque)
     finish_s: list[float] = field(default_factory=list)
+    over: bool = False
+    # single rows are touched at every completion: columns and a list are quick at that
+    status: Any = field(init=False)
+    tokens: Any = field(init=False)
+    first: Any = field(init=False)
+    total: list[int] = field(init=False)
+    strict: bool = field(init=False)
 
-    @property
-    def over(self) -> bool:
-        """Whether the round has ended."""
-        return policy.round_over(len(self.finish_s), self.needed)
+    def __post_init__(self) -> None:
+        self.status = self.attempts["status"]
+        self.tokens = self.attempts["tokens"]
+        self.first = self.attempts["first"]
+        self.total = self.lengths.tolist()
+        self.strict = self.scenario.ties == "strict"
 
     def finish(self, rows: list[int]) -> None:
         """Counts rows that finished in one step, oldest first; ends the phase if that was it."""
-        was_over = self.over
-        strict = self.scenario.ties == "strict"
-        counted = policy.count_completions(len(rows), len(self.finish_s), self.needed, strict)
-        self.attempts["tokens"][rows] = self.lengths[rows]
-        self.attempts["status"][rows[:counted]] = policy.DONE
-        self.attempts["status"][rows[counted:]] = policy.FINISHED
+        done = len(self.finish_s)
+        counted = policy.count_completions(len(rows), done, self.needed, self.strict)
+        for place, row in enumerate(rows):
+            self.tokens[row] = self.total[row]
+            self.status[row] = policy.DONE if place < counted else policy.FINISHED
         self.finish_s.extend([self.env.now - self.start_s] * counted)
-        if self.over and not was_over:
+        if not self.over and policy.round_over(len(self.finish_s), self.needed):
+            self.over = True
             self.stop.succeed()
 
 
@@ -79,12 +88,13 @@ class Instance:
 
     def admit(self, row: int) -> None:
         """Gives a row a slot; it decodes from the next step on."""
-        attempts, tokens = self.phase.attempts, int(self.phase.attempts["tokens"][row])
-        attempts["status"][row] = policy.RUNNING
-        if attempts["first"][row] < 0:
-            attempts["first"][row] = self.phase.version
-        heapq.heappush(self._active, (self._step + int(self.phase.lengths[row]) - tokens, row))
-        self._context += self.phase.scenario.prompt_tokens + tokens
+        phase = self.phase
+        tokens = int(phase.tokens[row])
+        phase.status[row] = policy.RUNNING
+        if phase.first[row] < 0:
+            phase.first[row] = phase.version
+        heapq.heappush(self._active, (self._step + phase.total[row] - tokens, row))
+        self._context += phase.scenario.prompt_tokens + tokens
         self.kv_peak_tokens = max(self.kv_peak_tokens, self._context)
 
     def run(self) -> Events:
@@ -111,8 +121,8 @@ class Instance:
             rows.append(heapq.heappop(self._active)[1])
         if not rows:
             return
-        done = int(self.phase.lengths[rows].sum())
-        self._context -= done + len(rows) * self.phase.scenario.prompt_tokens
+        prompt = self.phase.scenario.prompt_tokens
+        self._context -= sum(self.phase.total[row] + prompt for row in rows)
         self.phase.finish(rows)
         if not self.phase.over:
             waiting = self.phase.waiting
@@ -122,8 +132,7 @@ class Instance:
     def cut(self) -> None:
         """Writes back the tokens of what the end of the round cut off."""
         for finish, row in self._active:
-            left = finish - self._step
-            self.phase.attempts["tokens"][row] = self.phase.lengths[row] - left
+            self.phase.tokens[row] = self.phase.total[row] - (finish - self._step)
 
 
 def generate(phase: Phase) -> Generator[simpy.Event, Any, list[Instance]]:

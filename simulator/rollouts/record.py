@@ -20,6 +20,7 @@ class RoundRecord:
         lengths: tokens of the counted completions, by age; `lags` their policy versions
             behind (version at completion less version at the first token).
         rounds_in_flight: rounds each of them was in flight, queueing included.
+        carried: attempts that cross to the next version with tokens of this or older ones.
         off_policy_tokens: tokens of these completions that older versions generated.
         trained_tokens: tokens (prompts included) of the prompts dispatched to training.
         trained_lags: policy versions behind of the attempts trained on.
@@ -30,6 +31,7 @@ class RoundRecord:
     lengths: Ints
     lags: Ints
     rounds_in_flight: Ints
+    carried: int
     off_policy_tokens: int
     trained_tokens: int
     trained_lags: Ints

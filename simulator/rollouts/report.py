@@ -37,7 +37,9 @@ class RoundReport(Spec):
         steady: the mean kept round (counts rounded); staleness summed over the rounds,
             kv_peak_tokens the largest of them.
         attempts_per_s: completed attempts over the whole time, and its standard error.
-        mean_staleness: mean policy versions behind at completion, of completed attempts.
+        mean_staleness: mean policy versions behind at completion, by Little's law: attempts
+            carried over a version a round, over completions a round. The histogram's mean
+            tends to it, slowly where the tail is heavy.
         trained_staleness: histogram of the versions behind when the prompt was trained on,
             which counts the wait for its other samples too.
         off_policy_share: share of the completed attempts' tokens that older versions generated.
@@ -121,7 +123,7 @@ def round_report(
         steady=steady,
         attempts_per_s=rate,
         attempts_per_s_error=error,
-        mean_staleness=histogram_mean(steady.staleness),
+        mean_staleness=sum(r.carried for r in records) / int(completed.sum()),
         trained_staleness=_histogram([r.trained_lags for r in records]),
         off_policy_share=sum(r.off_policy_tokens for r in records) / tokens,
         mean_completed_length=tokens / int(completed.sum()),

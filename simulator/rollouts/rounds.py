@@ -127,6 +127,7 @@ class _Loop:
             lengths=self.lengths[done],
             lags=lags,
             rounds_in_flight=self.version - self.attempts["submitted"][done] + 1,
+            carried=int((self.attempts["first"][~done] >= 0).sum()),
             off_policy_tokens=int(before[done].sum()),
             trained_tokens=trained_tokens,
             trained_lags=self.version - trained["first"],

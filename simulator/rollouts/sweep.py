@@ -101,10 +101,10 @@ def choose(points: Sequence[RoundReport], max_mean_staleness: float | None) -> L
     allowed = [
         i
         for i, p in enumerate(points)
-        if max_mean_staleness is None or _staleness(p) <= max_mean_staleness + 1e-12
+        if max_mean_staleness is None or p.mean_staleness <= max_mean_staleness + 1e-12
     ]
     if not allowed:
-        least = min(_staleness(p) for p in points)
+        least = min(p.mean_staleness for p in points)
         raise InputError(
             f"no lambda of the sweep keeps the mean staleness at {max_mean_staleness:g} versions "
             f"(the least is {least:.3g}); allow more or sweep nearer to lambda 1"
@@ -119,15 +119,6 @@ def choose(points: Sequence[RoundReport], max_mean_staleness: float | None) -> L
         max_mean_staleness=max_mean_staleness,
         binding=_binding(points, best, allowed),
     )
-
-
-def _staleness(point: RoundReport) -> float:
-    """Returns the mean staleness without the sampling noise above what it can be.
-
-    Little's law bounds the stationary mean by M/m - 1 whatever the lengths and the
-    scheduler; where a slot cap queues attempts before their first token it is below.
-    """
-    return min(point.mean_staleness, point.attempts_in_flight / point.stop_count - 1)
 
 
 def _binding(points: Sequence[RoundReport], best: int, allowed: Sequence[int]) -> str:
