@@ -94,6 +94,7 @@ def _ranked_table(result: SearchResult) -> Table:
         "tokens/s/GPU",
         "MFU (%)",
         f"peak ({unit})",
+        "free (%)",
         "why it loses",
     )
     table = _columns(Table(title="Best plans, one a layout", title_justify="left"), names)
@@ -107,6 +108,7 @@ def _ranked_table(result: SearchResult) -> Table:
             f"{m.tokens_per_s_per_gpu:,.0f}",
             f"{100 * m.mfu:.1f}",
             f"{m.peak_memory_bytes / scale:.1f}",
+            f"{100 * plan.headroom:.1f}",
             "" if plan is best else why_it_loses(best, plan),
         )
     return table
