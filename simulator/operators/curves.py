@@ -53,9 +53,11 @@ def resolve_curve(
             continue
         found = _pick(calibration, name, dtype, phase)
         if found is not None:
-            return _resolve(found, gpu, kind, dtype)
+            # A measured floor holds the launch already; a prior's is the kernel alone.
+            launch_s = 0.0 if calibration.stack_id else gpu.launch_floor_s
+            return _resolve(found, gpu, kind, dtype, launch_s)
     bare = EfficiencyCurve.model_validate({"kind": kind, "dtype": dtype})
-    resolved = _resolve(bare, gpu, kind, dtype)
+    resolved = _resolve(bare, gpu, kind, dtype, gpu.launch_floor_s)
     share, stream = bare.max_efficiency, bare.memory_efficiency
     note = f"{kind} has no curve: {share:.0%} of the peak, {stream:.0%} of the bandwidth assumed"
     return replace(resolved, assumption=note)
@@ -67,7 +69,9 @@ def _pick(calibration: Calibration, kind: str, dtype: str, phase: str) -> Effici
     return mine[0] if mine else None
 
 
-def _resolve(curve: EfficiencyCurve, gpu: GpuSpec, kind: str, dtype: str) -> ResolvedCurve:
+def _resolve(
+    curve: EfficiencyCurve, gpu: GpuSpec, kind: str, dtype: str, launch_s: float
+) -> ResolvedCurve:
     notes = []
     if curve.kind != kind:
         notes.append(f"{kind} is priced by the {curve.kind} curve")
@@ -92,6 +96,6 @@ def _resolve(curve: EfficiencyCurve, gpu: GpuSpec, kind: str, dtype: str) -> Res
         curve=curve,
         peak_flops_per_s=peak,
         bytes_per_s=curve.bytes_per_s or curve.memory_efficiency * gpu.hbm_bytes_per_s,
-        floor_s=max(curve.floor_s, gpu.launch_floor_s),
+        floor_s=max(curve.floor_s, launch_s),
         assumption="; ".join(notes),
     )

@@ -101,7 +101,7 @@ def test_ties_happen_in_the_order_of_asking() -> None:
     seen: list[str] = []
     engine = Engine(lambda name, start, end: seen.append(f"{name} {start:g}-{end:g}"))
 
-    def work(name: str):  # noqa: ANN202
+    def work(name: str):
         start = engine.now_s
         yield engine.wait(1.0)
         engine.record(name, start)
