@@ -180,9 +180,12 @@ def show_bytes(value: float) -> str:
 
 
 def show_seconds(value: float) -> str:
-    """Returns a duration for people: us, ms, s, h or days to three digits."""
-    for factor, unit in ((86400.0, "days"), (3600.0, "h"), (1.0, "s"), (1e-3, "ms")):
-        if value >= factor * (2 if factor >= 3600 else 1):
+    """Returns a duration for people: us, ms, s, min, h or days to three digits."""
+    if value == 0:
+        return "0 s"
+    steps = ((172_800.0, 86400.0, "days"), (7200.0, 3600.0, "h"), (999.5, 60.0, "min"))
+    for least, factor, unit in (*steps, (0.9995, 1.0, "s"), (9.995e-4, 1e-3, "ms")):
+        if value >= least:
             return f"{value / factor:.3g} {unit}"
     return f"{value * 1e6:.3g} us"
 
