@@ -41,8 +41,8 @@ def _layout(figure: go.Figure, *, x: str, y: str, height: int = _HEIGHT, **more:
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         xaxis_title=x,
         yaxis_title=y,
-        **more,
     )
+    figure.update_layout(**more)
     return figure
 
 
@@ -106,6 +106,7 @@ def step_time_figure(predictions: Mapping[str, Prediction]) -> go.Figure:
         y="",
         barmode="stack",
         height=160 + 42 * len(labels),
+        legend_traceorder="normal",
     )
 
 
@@ -277,4 +278,6 @@ def phases_figure(reports: Mapping[str, RoundReport]) -> go.Figure:
             orientation="h",
         )
     figure.update_yaxes(autorange="reversed", automargin=True)
-    return _layout(figure, x=f"time of a round ({unit})", y="", barmode="stack")
+    return _layout(
+        figure, x=f"time of a round ({unit})", y="", barmode="stack", legend_traceorder="normal"
+    )

@@ -40,11 +40,17 @@ def show_problems(error: InputError, title: str) -> None:
     )
 
 
-def chosen(label: str, options: Sequence[str], key: str, *, help_text: str | None = None) -> str:
-    """Returns a choice from a select box that starts at, and is kept in, the URL's `key`."""
-    wanted = st.query_params.get(key)
-    index = list(options).index(wanted) if wanted in options else 0
-    return str(st.selectbox(label, options, index=index, help=help_text))
+def chosen(label: str, options: Sequence[str], key: str) -> str:
+    """Returns a choice from a select box that starts at the URL's `key`.
+
+    The box has a key of its own: without one its identity would follow the URL, and every
+    second choice would be lost.
+    """
+    state = f"choice {key}"
+    if st.session_state.get(state) not in options:
+        wanted = st.query_params.get(key)
+        st.session_state[state] = wanted if wanted in options else options[0]
+    return str(st.selectbox(label, options, key=state))
 
 
 def keep_in_url(**values: str) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flopwright.simulator.training.predict import predict
-
-from flopwright.plan.file import PlanFile
 from flopwright.report.compare import Comparison, compare
 from flopwright.report.compare_report import ComparedRun, ComparisonReport, make_report
 from flopwright.report.metrics import Measurement
-from flopwright.simulator.calibration.files import own_folder, read_calibration
+from flopwright.simulator.calibration.files import (
+    default_calibration,
+    own_folder,
+    read_calibration,
+)
 from flopwright.simulator.calibration.model import Calibration
+from flopwright.simulator.calibration.repredict import plan_of, predict_measurement
 
 
 def calibrations() -> dict[str, Calibration]:
@@ -32,14 +34,17 @@ def compared_runs(
                 plan_name=measurement.plan_name,
                 measurement_id=measurement.id,
                 held_out=not learnt,
-                before=_compared(measurement, None) if before else None,
-                after=_compared(measurement, calibration),
+                before=_compared(measurement, prior(measurement)) if before else None,
+                after=_compared(measurement, calibration or prior(measurement)),
             )
         )
     return make_report(runs)
 
 
-def _compared(measurement: Measurement, calibration: Calibration | None) -> Comparison:
-    plan = PlanFile.model_validate(measurement.plan)
-    prediction, _ = predict(plan.scenario, plan.parallel, calibration, name=measurement.plan_name)
-    return compare(prediction, measurement)
+def prior(measurement: Measurement) -> Calibration:
+    """Returns the public prior of the processor that the run used."""
+    return default_calibration(plan_of(measurement).scenario.cluster.node.gpu)
+
+
+def _compared(measurement: Measurement, calibration: Calibration) -> Comparison:
+    return compare(predict_measurement(calibration, measurement), measurement)

@@ -6,6 +6,7 @@ import pandas as pd
 
 from flopwright.planner.result import SearchResult
 from flopwright.report.compare_report import ComparisonReport
+from flopwright.report.metrics import Prediction
 from flopwright.units import GIB
 
 
@@ -16,13 +17,12 @@ def ranked(result: SearchResult) -> pd.DataFrame:
             {
                 "rank": r.rank,
                 "plan": r.plan.label(),
-                "step time (s)": round(r.prediction.metrics.step_time_s, 4),
-                "80 % low (s)": round(r.prediction.step_time_interval.low, 4),
-                "80 % high (s)": round(r.prediction.step_time_interval.high, 4),
-                "tokens/s a GPU": round(r.prediction.metrics.tokens_per_s_per_gpu, 1),
-                "MFU (%)": round(100 * r.prediction.metrics.mfu, 2),
-                "peak memory (GiB)": round(r.prediction.metrics.peak_memory_bytes / GIB, 3),
-                "headroom (%)": round(100 * r.headroom, 1),
+                "step time (s)": _digits(r.prediction.metrics.step_time_s),
+                "80 % interval (s)": _interval(r.prediction),
+                "tokens/s a GPU": _digits(r.prediction.metrics.tokens_per_s_per_gpu),
+                "MFU (%)": _digits(100 * r.prediction.metrics.mfu),
+                "peak memory (GiB)": _digits(r.prediction.metrics.peak_memory_bytes / GIB),
+                "headroom (%)": _digits(100 * r.headroom),
                 "variants": r.variants,
             }
             for r in result.ranked
@@ -36,10 +36,10 @@ def infeasible(result: SearchResult) -> pd.DataFrame:
         [
             {
                 "plan": i.plan.label(),
-                "missing (GiB)": round(i.missing_bytes / GIB, 3),
+                "missing (GiB)": _digits(i.missing_bytes / GIB),
                 "on stage": i.stage,
-                "peak memory (GiB)": round(i.peak_memory_bytes / GIB, 3),
-                "step time if it fitted (s)": round(i.step_time_s, 4),
+                "peak memory (GiB)": _digits(i.peak_memory_bytes / GIB),
+                "step time if it fitted (s)": _digits(i.step_time_s),
                 "rule": "; ".join(v.rule for v in i.violations),
                 "nearest fix": "; ".join(v.nearest_fix for v in i.violations if v.nearest_fix),
             }
@@ -59,8 +59,8 @@ def compared(report: ComparisonReport) -> pd.DataFrame:
             {
                 "run": run.measurement_id,
                 "plan": run.plan_name,
-                "measured (ms)": round(1e3 * step.measured, 2),
-                "predicted (ms)": round(1e3 * step.predicted, 2),
+                "measured (ms)": _digits(1e3 * step.measured),
+                "predicted (ms)": _digits(1e3 * step.predicted),
                 "error (%)": _percent(step.signed_error),
                 "error before (%)": _percent(before),
                 "memory error (%)": _percent(memory),
@@ -73,4 +73,14 @@ def compared(report: ComparisonReport) -> pd.DataFrame:
 
 
 def _percent(fraction: float | None) -> float | None:
-    return None if fraction is None else round(100 * fraction, 2)
+    return None if fraction is None else round(100 * fraction, 1)
+
+
+def _digits(value: float) -> float:
+    """Returns the value to four digits: more would claim more than is known."""
+    return float(f"{value:.4g}")
+
+
+def _interval(prediction: Prediction) -> str:
+    interval = prediction.step_time_interval
+    return f"{interval.low:.4g} to {interval.high:.4g}"

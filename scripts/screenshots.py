@@ -2,7 +2,8 @@
 
 Needs Chromium (`apt-get install chromium`) and playwright (`.venv/bin/python -m pip install
 playwright`; no `playwright install`). The server runs on a free port of the loopback
-interface and is ended with the script.
+interface and is ended with the script. Compare shows the store that FLOPWRIGHT_STORE names,
+or the user's own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Page(NamedTuple):
 PAGES = (
     Page(
         "explore",
-        "explore?scenario=kimi_k2_pretrain_2048gpu_h800_bf16&top=5",
+        "?scenario=kimi_k2_pretrain_2048gpu_h800_bf16&top=5",
         "Memory by pipeline stage",
         3,
     ),
@@ -149,9 +150,10 @@ def settle(view: Any, charts: int) -> int:
     """Waits for the charts and until nothing is being computed; returns the exceptions shown."""
     for i in range(charts):
         view.locator(".js-plotly-plot").nth(i).wait_for(timeout=120_000)
+    busy = view.locator('[data-testid="stStatusWidget"], [data-testid="stSkeleton"]')
     for _ in range(240):
         view.wait_for_timeout(500)
-        if not view.locator('[data-testid="stStatusWidget"]').count():
+        if not busy.count():
             break
     return int(view.locator('[data-testid="stException"]').count())
 

@@ -29,7 +29,7 @@ def page() -> None:
     if not measurements:
         _nothing_yet(store.url)
         return
-    st.caption(f"{len(measurements)} runs in {store.url}")
+    st.caption(f"{_runs(len(measurements))} in {store.url}")
     _compared(measurements)
 
 
@@ -72,22 +72,26 @@ def _compared(measurements: list[Measurement]) -> None:
 
 def _summary(report: ComparisonReport) -> None:
     """Shows the errors before and after, and of the runs that were not learnt from."""
+    shown: list[tuple[str, ErrorSummary | None]] = [("median error", report.after)]
+    if report.before is not None:
+        shown = [
+            ("median error before", report.before),
+            ("median error after", report.after),
+            ("median error, held-out runs", report.held_out),
+        ]
     columns = st.columns(4)
-    shown: tuple[tuple[str, ErrorSummary | None], ...] = (
-        ("before", report.before),
-        ("after", report.after),
-        ("held out", report.held_out),
-    )
     for column, (title, summary) in zip(columns, shown, strict=False):
-        value = "-" if summary is None else f"{summary.median_error:.1%}"
-        column.metric(f"median error, {title}", value)
+        column.metric(title, "-" if summary is None else f"{summary.median_error:.1%}")
         if summary is not None:
-            column.caption(
-                f"{summary.runs} runs, {summary.inside_interval:.0%} inside the interval"
-            )
+            inside = f"{summary.inside_interval:.0%} inside the interval"
+            column.caption(f"{_runs(summary.runs)}, {inside}")
     floor = report.noise_floor
-    columns[3].metric("noise floor", "-" if floor is None else f"{floor:.1%}")
-    columns[3].caption("one plan measured twice; smaller errors say nothing")
+    columns[3].metric("noise floor", "not measured" if floor is None else f"{floor:.1%}")
+    columns[3].caption("one plan measured twice: smaller errors say nothing")
+
+
+def _runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"
 
 
 def _one_run(report: ComparisonReport, command: list[str]) -> None:

@@ -88,7 +88,7 @@ def _form() -> Choice:
 def _verdict(result: SearchResult, choice: Choice) -> None:
     """Shows the verdict first, then what it costs and what binds."""
     show = {"fits": st.success, "tight": st.warning, "does_not_fit": st.error}[result.verdict]
-    show(f"**{verdict_text(result, choice.scenario).capitalize()}**")
+    show(f"**{verdict_text(result, choice.scenario)}**")
     best = result.best
     if best is None:
         return
@@ -101,10 +101,9 @@ def _verdict(result: SearchResult, choice: Choice) -> None:
     columns[1].caption(f"{metrics.tokens_per_s_per_gpu:,.4g} a GPU")
     columns[2].metric("MFU", f"{metrics.mfu:.1%}")
     columns[2].caption(f"provenance: {best.prediction.provenance}")
-    columns[3].metric("whole run", f"{whole.days:,.3g} days")
+    columns[3].metric("whole run", show_seconds(86400 * whole.days))
     columns[3].caption(f"{show_count(whole.gpu_hours)} GPU-hours")
-    price = "no price given" if whole.usd is None else f"{show_count(whole.usd)} USD"
-    columns[4].metric("money", price)
+    columns[4].metric("money", "-" if whole.usd is None else f"{show_count(whole.usd)} USD")
     columns[4].caption(f"{whole.steps:,} steps")
     binding = _BINDING(result, choice.scenario)
     st.markdown("What binds: " + "; ".join(f"**{b.kind}** ({b.text})" for b in binding[:3]))
@@ -115,19 +114,17 @@ def _nothing_fits(result: SearchResult, scenario: Scenario, command: list[str]) 
     st.subheader("Nearest plans, and what they lack")
     st.dataframe(tables.infeasible(result), hide_index=True, width="stretch")
     figure = figures.pareto_figure(result, scenario.cluster.node.gpu.hbm_bytes)
-    chart(figure, alt="step time over peak memory", command=command)
+    chart(figure, alt="trade-offs", command=command)
 
 
 def _plans(result: SearchResult, choice: Choice, command: list[str]) -> None:
     """Shows the ranked plans, one of them in detail, and the trade-offs."""
-    scenario = choice.scenario
     st.subheader("Best plans")
     st.dataframe(tables.ranked(result), hide_index=True, width="stretch")
     predictions = {f"{r.rank}. {r.plan.label()}": r.prediction for r in result.ranked}
     st.subheader("Where the step's time goes")
-    figure = figures.step_time_figure(predictions)
-    chart(figure, alt="step time by class", command=command)
-    capacity_bytes = scenario.cluster.node.gpu.hbm_bytes
+    chart(figures.step_time_figure(predictions), alt="step time by class", command=command)
+    capacity_bytes = choice.scenario.cluster.node.gpu.hbm_bytes
     left, right = st.columns(2)
     with left:
         st.subheader("Memory by pipeline stage")
@@ -137,14 +134,12 @@ def _plans(result: SearchResult, choice: Choice, command: list[str]) -> None:
     with right:
         st.subheader("Time against memory")
         st.caption("Each point is a legal plan; hover for its split.")
-        figure = figures.pareto_figure(result, capacity_bytes)
-        chart(figure, alt="step time over peak memory", command=command)
+        chart(figures.pareto_figure(result, capacity_bytes), alt="trade-offs", command=command)
     if result.infeasible:
         with st.expander(f"{len(result.infeasible)} plans that lack memory, and why"):
             st.dataframe(tables.infeasible(result), hide_index=True, width="stretch")
-    best = result.ranked[0].prediction
     with st.expander("Assumptions"):
-        st.markdown("\n".join(f"- {text}" for text in best.assumptions) or "none")
+        st.markdown("\n".join(f"- {a}" for a in result.ranked[0].prediction.assumptions))
 
 
 def _one_of(result: SearchResult) -> RankedPlan:

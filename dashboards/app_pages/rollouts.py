@@ -69,32 +69,43 @@ def page() -> None:
 
 
 def _slider(scenario: RolloutScenario) -> float:
-    """Returns lambda, from the slider; it starts at the URL's or the scenario's value."""
+    """Returns lambda, from a slider of the scenario's own; it starts at the URL's."""
+    state = f"lambda {scenario.name}"
+    if state not in st.session_state:
+        st.session_state[state] = scenario.stop_fraction
+        if st.query_params.get("rollout") == scenario.name:
+            st.session_state[state] = _number(st.query_params.get("lambda"), scenario)
+    return float(st.slider("lambda", 0.3, 1.0, step=0.01, key=state))
+
+
+def _number(text: str | None, scenario: RolloutScenario) -> float:
+    """Returns the URL's lambda where it is one of the slider's, else the scenario's."""
     try:
-        start = float(st.query_params.get("lambda", scenario.stop_fraction))
+        value = float(text or "")
     except ValueError:
-        start = scenario.stop_fraction
-    start = start if 0.3 <= start <= 1.0 else scenario.stop_fraction
-    return float(st.slider("lambda", 0.3, 1.0, start, 0.01))
+        return scenario.stop_fraction
+    return value if 0.3 <= value <= 1.0 else scenario.stop_fraction
 
 
 def _metrics(report: RoundReport, whole: RoundReport) -> None:
     """Shows the mean steady round beside the one that waits for every attempt."""
     here, there = report.steady, whole.steady
-    columns = st.columns(6)
-    columns[0].metric("attempts/s", f"{report.attempts_per_s:.3g}")
-    columns[0].caption(f"{whole.attempts_per_s:.3g} at lambda 1")
-    columns[1].metric("round", show_seconds(here.round_time_s))
-    columns[1].caption(f"{show_seconds(there.round_time_s)} at lambda 1")
-    columns[2].metric("idle slots", f"{here.gpu_idle_share:.1%}")
-    columns[2].caption(f"{there.gpu_idle_share:.1%} at lambda 1")
-    columns[3].metric("tail", show_seconds(here.tail_s))
-    columns[3].caption(f"{show_seconds(there.tail_s)} at lambda 1")
-    columns[4].metric("versions behind (mean)", f"{report.mean_staleness:.2f}")
-    columns[4].caption(f"{report.off_policy_share:.1%} of tokens off-policy")
-    columns[5].metric("KV peak an instance", show_bytes(report.kv_peak_bytes))
-    columns[5].caption(
-        f"{show_bytes(report.parked_bytes)} parked, {show_count(here.tokens_per_s)} tokens/s"
+    shown = (
+        ("attempts/s", f"{report.attempts_per_s:.3g}", f"{whole.attempts_per_s:.3g}"),
+        ("tokens/s", show_count(here.tokens_per_s), show_count(there.tokens_per_s)),
+        ("round", show_seconds(here.round_time_s), show_seconds(there.round_time_s)),
+        ("idle slots", f"{here.gpu_idle_share:.1%}", f"{there.gpu_idle_share:.1%}"),
+        ("tail", show_seconds(here.tail_s), show_seconds(there.tail_s)),
+        ("versions behind", f"{report.mean_staleness:.2f}", f"{whole.mean_staleness:.2f}"),
+        ("KV peak", show_bytes(report.kv_peak_bytes), show_bytes(whole.kv_peak_bytes)),
+    )
+    for column, (title, value, at_one) in zip(st.columns(len(shown)), shown, strict=True):
+        column.metric(title, value)
+        column.caption(f"{at_one} at lambda 1")
+    st.caption(
+        f"Versions behind: mean at completion; {report.off_policy_share:.1%} of the tokens come "
+        f"from older weights. KV peak: fullest instance; {show_bytes(report.parked_bytes)} are "
+        "parked over all. Tail: time in which at most a tenth of the attempts still run."
     )
     if not report.kv_fits:
         st.warning(

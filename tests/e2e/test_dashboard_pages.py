@@ -1,0 +1,278 @@
+"""Each page of the dashboard: no exception, its charts, its empty and error states."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("plotly")
+testing = pytest.importorskip("streamlit.testing.v1")
+
+from flopwright.dashboards.parts import uploaded_scenario  # noqa: E402
+from flopwright.errors import InputError  # noqa: E402
+from flopwright.planner.search import search  # noqa: E402
+from flopwright.report.metrics import Fingerprint, Measurement  # noqa: E402
+from flopwright.spec.load import dump_yaml, load_scenario, make_plan_file  # noqa: E402
+from flopwright.store import open_store  # noqa: E402
+
+MINI = "kimi_k2_mini_2cpu_fp32"
+SMALL = "small_exponential_1gpu"
+PAGES = Path(__file__).resolve().parents[2] / "dashboards" / "app_pages"
+
+
+def open_page(name: str, **query: str) -> Any:
+    text = f"from flopwright.dashboards.app_pages.{name} import page\npage()"
+    app = testing.AppTest.from_string(text, default_timeout=300)
+    for key, value in query.items():
+        app.query_params[key] = value
+    return app.run()
+
+
+def kept(app: Any, key: str) -> str:
+    """The value of `key` in the page's address."""
+    value = app.query_params[key]
+    return str(value if isinstance(value, str) else value[0])
+
+
+def charts(app: Any) -> int:
+    return len(app.get("plotly_chart"))
+
+
+def measured(name: str, slower: float) -> Measurement:
+    """A measurement as a run of the mini's best plan would write it, `slower` than predicted."""
+    scenario = load_scenario(MINI)
+    best = search(scenario, top_k=1).ranked[0]
+    metrics = best.prediction.metrics
+    time_s = {k: v * slower for k, v in metrics.time_s.items()}
+    step_s = sum(time_s.values())
+    return Measurement(
+        id=f"id-{name}",
+        created="2026-01-01T00:00:00Z",
+        plan_name=name,
+        plan=make_plan_file(scenario, best.plan, name).to_data(),
+        metrics=metrics.model_copy(update={"step_time_s": step_s, "time_s": time_s}),
+        step_time_p10_s=step_s,
+        step_time_p90_s=step_s,
+        step_time_samples_s=(step_s,),
+        discarded_steps=2,
+        fingerprint=Fingerprint(
+            machine="x86_64", processor="cpu", num_cores=2, world_size=2, threads_per_rank=1,
+            memory_bytes=2**33, python="3.11", tool_version="0.1.0",
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLOPWRIGHT_HOME", str(tmp_path))
+    monkeypatch.delenv("FLOPWRIGHT_STORE", raising=False)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_explore_shows_verdict_plans_and_charts() -> None:
+    app = open_page("explore", scenario=MINI)
+    assert not app.exception
+    assert app.success[0].value.startswith("**fits: kimi_k2_mini")
+    assert charts(app) == 3
+    table = app.dataframe[0].value
+    assert list(table["rank"]) == sorted(table["rank"])
+    assert all(any(u in c for u in ("(", "rank", "plan", "variants", "/s")) for c in table.columns)
+    # the same numbers as the command line's function
+    best = search(load_scenario(MINI), top_k=5).ranked[0]
+    assert table["plan"][0] == best.plan.label()
+    assert table["step time (s)"][0] == pytest.approx(
+        best.prediction.metrics.step_time_s, rel=1e-3
+    )
+    commands = [c.value for c in app.code]
+    assert commands == [f"flopwright plan {MINI} --top 5"] * 3
+    assert kept(app, "plan") == best.plan.label()
+
+
+@pytest.mark.slow
+def test_every_choice_counts_also_the_second() -> None:
+    """A select box whose default follows the URL would lose every second choice."""
+    app = open_page("explore", scenario=MINI)
+    box = next(b for b in app.selectbox if b.label == "Plan")
+    for choice in (box.options[1], box.options[2], box.options[0]):
+        next(b for b in app.selectbox if b.label == "Plan").select(choice).run()
+        assert kept(app, "plan") == choice
+        assert not app.exception
+
+
+@pytest.mark.slow
+def test_explore_says_what_is_lacking_when_nothing_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = load_scenario(MINI)
+    gpu = scenario.cluster.node.gpu.model_copy(update={"hbm_bytes": 2**20})
+    node = scenario.cluster.node.model_copy(update={"gpu": gpu})
+    cluster = scenario.cluster.model_copy(update={"node": node})
+    tiny = scenario.model_copy(update={"cluster": cluster})
+    from flopwright.dashboards.app_pages import explore
+
+    monkeypatch.setattr(explore, "load_scenario", lambda name: tiny)
+    app = open_page("explore", scenario=MINI)
+    assert not app.exception
+    assert app.error[0].value.startswith("**does not fit")
+    assert charts(app) == 1
+    table = app.dataframe[0].value
+    assert (table["missing (GiB)"] > 0).all()
+    assert "nearest fix" in table.columns
+
+
+@pytest.mark.slow
+def test_explore_shows_every_problem_of_a_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flopwright.dashboards.app_pages import explore
+
+    def broken(name: str) -> Any:
+        return uploaded_scenario("mine.yaml", b"name: x\nmodell: kimi_k2\n")
+
+    monkeypatch.setattr(explore, "load_scenario", broken)
+    app = open_page("explore", scenario=MINI)
+    assert not app.exception
+    assert "cannot be planned" in app.error[0].value
+    assert "modell" in set(app.dataframe[0].value["field"])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff\xfe", "not UTF-8"),
+        (b"# " + b"x" * 1_000_001, "too large"),
+        (b"name: x\nmodel: /etc/passwd.yaml\n", "cannot refer to files"),
+        (b"name: x\ncluster: ../secret.yaml\n", "cannot refer to files"),
+        (b"a: [", "not valid YAML"),
+    ],
+)
+def test_bad_uploads_are_refused(content: bytes, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        uploaded_scenario("mine.yaml", content)
+
+
+def test_a_dumped_scenario_can_be_uploaded() -> None:
+    scenario = load_scenario(MINI)
+    assert uploaded_scenario("mine.yaml", dump_yaml(scenario).encode()) == scenario
+
+
+@pytest.mark.slow
+def test_rollouts_follow_the_slider_and_the_sweep() -> None:
+    app = open_page("rollouts", rollout=SMALL, **{"lambda": "0.8"})
+    assert not app.exception
+    assert charts(app) == 2
+    assert app.slider[0].value == 0.8
+    first = app.metric[0].value
+    app.slider[0].set_value(0.5).run()
+    assert app.metric[0].value != first
+    assert kept(app, "lambda") == "0.5"
+    app.slider[0].set_value(0.6).run()
+    assert kept(app, "lambda") == "0.6"
+    app.button[0].click().run()
+    assert not app.exception
+    assert charts(app) == 3
+    assert "Best lambda" in app.success[0].value
+    assert app.code[2].value == f"flopwright rollouts {SMALL} --sweep"
+
+
+@pytest.mark.slow
+def test_a_strange_address_still_opens() -> None:
+    app = open_page("rollouts", rollout="no such", **{"lambda": "much"})
+    assert not app.exception
+    assert charts(app) == 2
+
+
+def test_compare_says_what_to_do_without_runs(home: Path) -> None:
+    app = open_page("compare")
+    assert not app.exception
+    assert "No runs yet" in app.info[0].value
+    assert "flopwright run" in app.code[0].value
+    assert charts(app) == 0
+
+
+@pytest.mark.slow
+def test_compare_shows_runs(home: Path) -> None:
+    open_store().add_all([measured("a", 1.1), measured("b", 1.4)])
+    app = open_page("compare")
+    assert not app.exception
+    assert charts(app) == 3
+    errors = app.dataframe[0].value.set_index("plan")["error (%)"].to_dict()
+    assert errors == {"a": pytest.approx(-9.1, abs=0.05), "b": pytest.approx(-28.6, abs=0.05)}
+    assert app.metric[0].label == "median error"
+
+
+def test_compare_explains_a_store_that_cannot_be_opened(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = home / "broken.sqlite"
+    broken.write_bytes(b"not a database at all, but long enough to look like one" * 50)
+    monkeypatch.setenv("FLOPWRIGHT_STORE", str(broken))
+    app = open_page("compare")
+    assert not app.exception
+    assert "cannot be opened" in app.error[0].value
+
+
+@pytest.mark.slow
+def test_the_app_starts_with_its_first_page() -> None:
+    app = testing.AppTest.from_file(str(PAGES.parent / "app.py"), default_timeout=300)
+    app.query_params["scenario"] = MINI
+    app.run()
+    assert not app.exception
+    assert app.title[0].value == "Explore"
+
+
+def test_pages_are_short() -> None:
+    for path in PAGES.glob("*.py"):
+        assert len(path.read_text().splitlines()) <= 150, path.name
+
+
+def run_cli(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flopwright", *args],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_verb_serves_this_machine_alone() -> None:
+    done = run_cli("dashboard", "--port", "18765", "--json")
+    assert done.returncode == 0
+    command = json.loads(done.stdout)["command"]
+    assert "--server.address=127.0.0.1" in command
+    assert "--browser.gatherUsageStats=false" in command
+    assert Path(command[4]).is_file()
+
+
+def test_a_taken_port_is_bad_input(unused_port: Callable[[], Any]) -> None:
+    with unused_port() as port:
+        done = run_cli("dashboard", "--port", str(port))
+    assert done.returncode == 2
+    assert "cannot be used" in done.stderr
+
+
+@pytest.fixture
+def unused_port() -> Callable[[], Any]:
+    import socket
+    from contextlib import contextmanager
+
+    @contextmanager
+    def listening() -> Any:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            yield server.getsockname()[1]
+
+    return listening
+
+
+def test_missing_streamlit_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flopwright.cli import dashboard
+
+    monkeypatch.setattr(dashboard.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="streamlit and plotly") as error:
+        dashboard._check(8501)
+    assert "flopwright[dashboard]" in str(error.value)
