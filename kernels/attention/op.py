@@ -1,7 +1,8 @@
 """Causal attention as an op: saves q, k, v, its output and the log-sum-exp of each row.
 
 CPU: torch's flash kernel, values padded to the query width where they differ. CUDA: torch's
-memory-efficient kernel, and the reference for float64.
+memory-efficient kernel, whose backward pass runs the forward again because it keeps random
+states that this op does not save; float64 runs the reference.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor
 from flopwright.kernels.attention import reference
 from flopwright.kernels.linear.reference import wide_dtype
 
+_ALIGNMENT = 8  # head widths that the CUDA kernel takes are multiples of 8
+
 
 def _pad(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
@@ -22,7 +25,8 @@ def _pad(x: Tensor, width: int) -> Tensor:
 
 def _prepared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns q, k, v heads first, one key/value head for each query head, equal widths."""
-    width, repeat = max(q.shape[-1], v.shape[-1]), q.shape[2] // k.shape[2]
+    widest, repeat = max(q.shape[-1], v.shape[-1]), q.shape[2] // k.shape[2]
+    width = -(-widest // _ALIGNMENT) * _ALIGNMENT if q.is_cuda else widest
     if repeat > 1:
         k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
     return tuple(_pad(t, width).transpose(1, 2) for t in (q, k, v))  # type: ignore[return-value]
@@ -78,7 +82,7 @@ def attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of q, k and v."""
-    if q.is_cuda:
+    if q.is_cuda:  # float64, or a call that did not come through autograd
         return reference.attention_backward(grad, q, k, v, out, lse, scale)
     return _cpu_backward(grad, q, k, v, out, lse, scale)
 
@@ -90,6 +94,22 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
+def recomputed_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of q, k and v by running torch's own attention forward and back."""
+    with torch.enable_grad():
+        leaves = tuple(t.detach().requires_grad_() for t in (q, k, v))
+        repeat = q.shape[2] // k.shape[2]
+        query, key, value = leaves
+        repeat = q.shape[2] // k.shape[2]
+        key, value = key.repeat_interleave(repeat, 2), value.repeat_interleave(repeat, 2)
+        query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+        grads = torch.autograd.grad(out.transpose(1, 2), leaves, grad)
+    return grads[0], grads[1], grads[2]
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, *output)
@@ -99,8 +119,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 def _backward(
     ctx: Any, grad: Tensor, _grad_lse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, None]:
-    grads = attention_backward(grad, *ctx.saved_tensors, ctx.scale)
-    return (*grads, None)
+    q, k, v, out, lse = ctx.saved_tensors
+    if q.is_cuda and q.dtype != torch.float64:
+        return (*recomputed_backward(grad, q, k, v, ctx.scale), None)
+    return (*attention_backward(grad, q, k, v, out, lse, ctx.scale), None)
 
 
 attention.register_autograd(_backward, setup_context=_setup)

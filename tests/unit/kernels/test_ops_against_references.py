@@ -255,6 +255,33 @@ def test_gradients_have_their_inputs_dtype_and_layout(dtype: torch.dtype) -> Non
             assert (grad.dtype, grad.shape) == (tensor.dtype, tensor.shape)
 
 
+def _result_and_gradients(name: str, device: str, dtype: torch.dtype) -> list[Tensor]:
+    case, wide = CASES[name], _kept_wide(name)
+    args = _cast(case.args(_random(torch.float64)), dtype, wide)
+    args = [a.to(device) if isinstance(a, Tensor) else a for a in args]
+    tables = () if name.startswith("route") else wide
+    inputs = [
+        a.requires_grad_()
+        for i, a in enumerate(args)
+        if isinstance(a, Tensor) and a.is_floating_point() and i not in tables
+    ]
+    out = _take(case, *args)
+    return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_equals_cpu_in_float64() -> None:
+    for dtype, tolerance in ((torch.float32, 2e-3), (torch.bfloat16, 0.05)):
+        for name in CASES:
+            exact = _result_and_gradients(name, "cpu", torch.float64)
+            found = _result_and_gradients(name, "cuda", dtype)
+            for a, b in zip(found, exact, strict=True):
+                torch.testing.assert_close(
+                    a.double().cpu(), b, rtol=tolerance, atol=2 * tolerance, msg=name
+                )
+
+
 def test_sort_by_expert_is_stable_and_invertible() -> None:
     choices = _choices()
     order, place, counts = sort_by_expert(choices, EXPERTS)
@@ -276,13 +303,16 @@ def test_attention_lse_is_the_log_of_the_softmax_sum() -> None:
 
 def test_attention_reference_backward_equals_the_op() -> None:
     from flopwright.kernels.attention import reference
-    from flopwright.kernels.attention.op import attention_backward
+    from flopwright.kernels.attention.op import attention_backward, recomputed_backward
 
     draw = _random(torch.float64)
     q, k, v = draw(2, 7, 4, 6), draw(2, 7, 2, 6), draw(2, 7, 2, 3)
     out, lse = attention(q, k, v, 0.4)
     grad = draw(*out.shape)
     ours = attention_backward(grad, q, k, v, out, lse, 0.4)
-    theirs = reference.attention_backward(grad, q, k, v, out, lse, 0.4)
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    for theirs in (
+        reference.attention_backward(grad, q, k, v, out, lse, 0.4),
+        recomputed_backward(grad, q, k, v, 0.4),  # what CUDA runs
+    ):
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
