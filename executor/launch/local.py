@@ -52,7 +52,7 @@ class RunResult:
     Attributes:
         measurements: one an entry, in order.
         checkpoints: checkpoint folders by entry name.
-        stopped_early: whether Ctrl-C ended it before its last step.
+        stopped_early: whether it was stopped (Ctrl-C) before its last step.
     """
 
     out_dir: Path
@@ -89,15 +89,15 @@ def launch(
     out.mkdir(parents=True, exist_ok=True)
     try:
         write_json(out / REQUEST_FILE, request.to_data())
-        stopped = _supervise(request, out, on_progress or (lambda _: None))
+        _supervise(request, out, on_progress or (lambda _: None))
     except InputError:
         _clear(out, keep_folder=existed)
         raise
-    return _read_result(request, out, stopped)
+    return _read_result(request, out)
 
 
-def _supervise(request: RunRequest, out_dir: Path, on_progress: Progress) -> bool:
-    """Runs torchrun to its end; returns whether it was asked to stop early."""
+def _supervise(request: RunRequest, out_dir: Path, on_progress: Progress) -> None:
+    """Runs torchrun to its end."""
     world_size = request.entries[0].plan.parallel.world_size
     logs = out_dir / LOG_DIR
     command = torchrun_command(
@@ -125,7 +125,6 @@ def _supervise(request: RunRequest, out_dir: Path, on_progress: Progress) -> boo
             _end(process)
     if process.returncode != 0:
         raise _failure(out_dir, process.returncode)
-    return stop.asked
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -234,19 +233,20 @@ def _clear(out_dir: Path, *, keep_folder: bool) -> None:
             path.unlink()
 
 
-def _read_result(request: RunRequest, out_dir: Path, stopped: bool) -> RunResult:
+def _read_result(request: RunRequest, out_dir: Path) -> RunResult:
     probe = out_dir / PROBE_FILE
     names = [entry.name for entry in request.entries]
+    measurements = tuple(
+        Measurement.model_validate(json.loads((out_dir / measurement_file(n)).read_text()))
+        for n in names
+    )
     return RunResult(
         out_dir=out_dir,
         request=request,
-        measurements=tuple(
-            Measurement.model_validate(json.loads((out_dir / measurement_file(n)).read_text()))
-            for n in names
-        ),
+        measurements=measurements,
         checkpoints={n: out_dir / checkpoint_dir(n) for n in names},
         probe=ProbeReport.model_validate(json.loads(probe.read_text()))
         if probe.exists()
         else None,
-        stopped_early=stopped,
+        stopped_early=len(measurements[0].losses) < request.steps,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -109,7 +110,7 @@ def gather_bytes(data: bytes, group: Group, device: torch.device) -> list[bytes]
     )
     longest = max(int(s) for s in sizes)
     mine = torch.zeros(longest, dtype=torch.uint8, device=device)
-    mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    mine[: len(data)] = torch.from_numpy(np.frombuffer(data, np.uint8).copy()).to(device)
     rows = [torch.empty_like(mine) for _ in group.ranks]
     dist.all_gather(rows, mine, group=group.handle)
     return [bytes(row[: int(size)].cpu().numpy()) for row, size in zip(rows, sizes, strict=True)]

@@ -1,0 +1,85 @@
+"""DeepSpeed's insides that are relied on: this fails when an upgrade moves one of them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib.metadata import version
+
+import pytest
+
+from flopwright.executor.parallel.data_parallel import deepspeed_internals as internals
+
+pytestmark = pytest.mark.slow  # importing DeepSpeed takes seconds
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    return inspect.getsource(internals.zero_optimizer_class())
+
+
+def test_the_installed_version_is_the_pinned_one() -> None:
+    assert version("deepspeed") == internals.PINNED_VERSION
+
+
+def test_arguments_exist() -> None:
+    accepted = inspect.signature(internals.zero_optimizer_class().__init__).parameters
+    assert set(internals.ZERO_ARGUMENTS) <= set(accepted)
+
+
+def test_every_argument_passed_is_listed() -> None:
+    from flopwright.executor.parallel.data_parallel import deepspeed
+
+    build = inspect.getsource(deepspeed.DeepSpeedZero1._build)
+    call = build[build.index("zero_optimizer_class()(") :]
+    passed = re.findall(r"^            (\w+)=", call, flags=re.MULTILINE)
+    assert sorted(passed) == sorted(internals.ZERO_ARGUMENTS)
+
+
+def test_methods_exist() -> None:
+    for name in internals.ZERO_METHODS:
+        assert callable(getattr(internals.zero_optimizer_class(), name)), name
+
+
+def test_attributes_are_set_by_its_constructor(source: str) -> None:
+    for name in internals.ZERO_ATTRIBUTES:
+        assert re.search(rf"self\.{name}\b *(:[^=\n]+)?=", source), name
+
+
+def test_every_attribute_used_is_listed() -> None:
+    from flopwright.executor.parallel.data_parallel import deepspeed
+
+    text = inspect.getsource(deepspeed)
+    used = set(re.findall(r"\bzero\.(\w+)", text)) | set(re.findall(r"self\._zero\.(\w+)", text))
+    used -= {"optimizer", *internals.ZERO_METHODS}
+    assert used == set(internals.ZERO_ATTRIBUTES)
+
+
+def test_marks_and_timer_names_are_still_in_use(source: str) -> None:
+    import deepspeed.utils.mixed_precision_linkage as linkage
+    from deepspeed.moe import utils as moe_utils
+
+    assert internals.ZERO_PADDING_MARK in source
+    assert internals.MASTER_MAP_MARK in inspect.getsource(linkage)
+    marks = inspect.getsource(moe_utils)
+    assert all(f".{mark}" in marks for mark in internals.EXPERT_MARKS)
+    assert f"self.timers({internals.GATHER_TIMER}).start()" in source
+    assert internals.gather_timer_name()
+
+
+def test_the_jit_build_can_be_refused() -> None:
+    import deepspeed.ops
+
+    internals.disable_jit_builds()
+    assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
+
+
+def test_the_muon_module_loads_without_compiling() -> None:
+    from deepspeed.runtime import compiler
+
+    before = compiler.compile
+    internals.load_muon_uncompiled()
+    assert compiler.compile is before
+    from deepspeed.runtime.zero.muon import original_muon
+
+    assert inspect.isfunction(original_muon.muon_update)
