@@ -152,3 +152,15 @@ def test_bias_balances_a_skewed_router() -> None:
         router.update_bias_(loads())
     assert before > 1.8
     assert loads().max().item() / 128 < 1.15
+
+
+def test_a_rank_that_no_token_reaches() -> None:
+    block = _block()
+    rows = torch.empty(0, MINI.hidden_size, dtype=F64, requires_grad=True)
+    out = block.experts(rows, torch.zeros(16, dtype=torch.int64))
+    assert out.shape == (0, MINI.hidden_size)
+    out.sum().backward()
+    assert rows.grad is not None
+    for p in block.experts.parameters():
+        assert p.grad is not None
+        assert not p.grad.any()
