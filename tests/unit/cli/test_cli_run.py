@@ -1,0 +1,65 @@
+"""`flopwright run`: what it refuses, before it writes or starts anything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopwright.cli import main
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.spec.load import dump_yaml, load_scenario, make_plan_file
+
+
+@pytest.fixture
+def k2_plan(tmp_path: Path) -> Path:
+    scenario = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
+    plan = ParallelPlan(dp_shard=128, pp=16, ep=16, zero_stage=1)
+    path = tmp_path / "k2.yaml"
+    path.write_text(dump_yaml(make_plan_file(scenario, plan, "k2")))
+    return path
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(["run", *arguments])
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_plan_for_many_gpus_is_refused_here(
+    k2_plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    message = refused([str(k2_plan), "--out", str(out)], capsys)
+    assert "2048" in message
+    assert "k2.yaml" in message
+    assert not out.exists()
+
+
+def test_a_missing_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused([str(tmp_path / "no.yaml"), "--out", str(tmp_path / "out")], capsys)
+    assert "no.yaml" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_json_errors_are_data(k2_plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", str(k2_plan), "--json"])
+    violations: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["error"]
+    assert any(v["field"] == "parallel.world_size" for v in violations)
+
+
+def test_launching_needs_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'deepspeed', 'tokenizers', 'safetensors'):\n"
+        "    sys.modules[name] = None\n"
+        "import flopwright.cli.run\n"
+        "import flopwright.executor.launch.local\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
