@@ -101,7 +101,8 @@ class ParallelPlan(Spec):
             )
             if v > 1
         ]
-        parts.append(f"dp{self.dp}")
+        replicas = f"{self.dp_replicate}x" if self.dp_replicate > 1 else ""
+        parts.append(f"dp{replicas}{self.dp_shard}")
         if self.zero_stage:
             parts.append(f"zero{self.zero_stage}")
         parts.append(f"mbs{self.micro_batch_size}")
