@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
+from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.result import InfeasiblePlan, RankedPlan, SearchResult
 from flopwright.planner.sensitivity import sensitivities
 from flopwright.report.metrics import StepMetrics
@@ -13,6 +14,8 @@ from flopwright.simulator.calibration.model import Calibration
 from flopwright.spec.base import Spec
 from flopwright.spec.scenario import Scenario
 from flopwright.units import show_bytes, show_seconds
+
+Objective = Literal["time", "cost"]
 
 # A plan that lacks memory and is faster by less than this is no reason to call memory binding.
 _MEMORY_GAIN: Final = 0.02
@@ -92,7 +95,7 @@ def binding_constraint(
     for name, share in sensitivities(scenario, best.plan, calibration).items():
         text = f"{100 * share:.0f} % of the step scales with {name}"
         found.append(Binding(kind=name, share=round(share, 6), text=text))
-    memory = _memory(result, metrics)
+    memory = _memory(result, best, scenario.objective)
     if memory is not None:
         found.append(memory)
     return tuple(sorted(found, key=lambda b: (-b.share, b.kind)))
@@ -107,24 +110,30 @@ def _bubble(metrics: StepMetrics) -> Binding:
     )
 
 
-def _memory(result: SearchResult, metrics: StepMetrics) -> Binding | None:
-    faster = [p for p in result.infeasible if p.step_time_s < metrics.step_time_s]
-    if not faster:
+def _memory(result: SearchResult, best: RankedPlan, objective: Objective) -> Binding | None:
+    metrics = best.prediction.metrics
+    mine = _value(best.plan, metrics.step_time_s, objective)
+    values = [(_value(p.plan, p.step_time_s, objective), p) for p in result.infeasible]
+    better = [(v, p) for v, p in values if v < mine * (1 - _MEMORY_GAIN)]
+    if not better:
         return None
-    first = min(faster, key=lambda p: p.step_time_s)
-    gain = 1 - first.step_time_s / metrics.step_time_s
-    if gain < _MEMORY_GAIN:
-        return None
-    cls = largest_class(metrics)
+    value, first = min(better, key=lambda pair: pair[0])
+    gain = 1 - value / mine
+    lacks = show_bytes(first.missing_bytes) if first.missing_bytes else "host memory"
     return Binding(
         kind="memory",
         share=round(gain, 6),
         text=(
-            f"{first.plan.label()} would be {100 * gain:.0f} % faster but lacks "
-            f"{show_bytes(first.missing_bytes)} on stage {first.stage} "
-            f"(largest class of the best plan: {cls})"
+            f"{first.plan.label()} would be {100 * gain:.0f} % "
+            f"{'faster' if objective == 'time' else 'cheaper'} but lacks {lacks} "
+            f"on stage {first.stage} (largest class of the best plan: {largest_class(metrics)})"
         ),
     )
+
+
+def _value(plan: ParallelPlan, step_time_s: float, objective: Objective) -> float:
+    """Returns what is minimised: seconds, or GPU-seconds for cost."""
+    return step_time_s * (plan.world_size if objective == "cost" else 1)
 
 
 def largest_class(metrics: StepMetrics) -> str:
@@ -135,15 +144,19 @@ def largest_class(metrics: StepMetrics) -> str:
     return max(fullest, key=lambda k: (fullest[k], k))
 
 
-def why_it_loses(best: RankedPlan, other: RankedPlan) -> str:
-    """Returns why `other` is slower than `best`: the time classes that grew most."""
+def why_it_loses(best: RankedPlan, other: RankedPlan, objective: Objective = "time") -> str:
+    """Returns how far `other` is behind `best`, and the time classes that grew most.
+
+    For cost, times are GPU-seconds, as if on the best plan's GPUs.
+    """
+    gpus = _value(other.plan, 1.0, objective) / _value(best.plan, 1.0, objective)
     a, b = best.prediction.metrics, other.prediction.metrics
-    slower = b.step_time_s / a.step_time_s - 1
-    grown = _differences(a.time_s, b.time_s)
+    behind = gpus * b.step_time_s / a.step_time_s - 1
+    grown = _differences(a.time_s, {k: gpus * v for k, v in b.time_s.items()})
     least = _NOTICEABLE * a.step_time_s
     costs = [f"{_CLASS_WORDS[k]} +{show_seconds(d)}" for k, d in grown if d > least][:2]
-    because = f": {', '.join(costs)}" if costs and slower > 0 else ""
-    return f"{100 * slower:+.1f} %{because}"
+    because = f": {', '.join(costs)}" if costs and behind > 0 else ""
+    return f"{100 * behind:+.1f} %{because}"
 
 
 def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[str, float]]:

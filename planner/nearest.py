@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from flopwright.errors import Violation
-from flopwright.planner.ranking import Ints, Priced, layout_ids
+from flopwright.planner.ranking import Ints, Priced, layout_ids, objective_value
 from flopwright.planner.result import InfeasiblePlan
 from flopwright.simulator.training.candidates import RECOMPUTES, Candidates
 from flopwright.spec.scenario import Scenario
@@ -30,7 +30,7 @@ _FIX_AXES: Final = (
 
 
 def nearest_infeasible(priced: Priced, scenario: Scenario, count: int) -> Ints:
-    """Returns candidates that lack memory: the fastest where something fits, else the closest.
+    """Returns candidates that lack memory: those better than any that fits, or the closest.
 
     One a layout, so that the list shows different ways.
     """
@@ -38,9 +38,8 @@ def nearest_infeasible(priced: Priced, scenario: Scenario, count: int) -> Ints:
     if not len(outside):
         return outside
     if priced.fits.any():
-        best = priced.step_time_s[priced.fits].min()
-        outside = outside[priced.step_time_s[outside] < best]
-        by = priced.step_time_s
+        by = objective_value(priced, scenario)
+        outside = outside[by[outside] < by[priced.fits].min()]
     else:
         by = priced.peak_bytes
     outside = outside[np.argsort(by[outside], kind="stable")]

@@ -17,6 +17,7 @@ from flopwright.planner.ranking import (
     comfortable,
     headroom,
     layout_ids,
+    objective_value,
     order,
     select,
 )
@@ -60,7 +61,7 @@ def search(
     replayed = select(priced, found.index, found.step_time_s)
     winners = best_of_each_layout(order(replayed, scenario), ids[found.index])[:top_k]
     outside = nearest_infeasible(priced, scenario, top_k)
-    best_s = replayed.step_time_s[winners[0]] if len(winners) else None
+    best = objective_value(replayed, scenario)[winners[0]] if len(winners) else None
     return SearchResult(
         verdict=_verdict(priced, scenario),
         candidates=len(candidates),
@@ -69,7 +70,7 @@ def search(
         proved=found.proved,
         headroom_asked=scenario.search.memory_headroom,
         ranked=_ranked(priced, scenario, found.index[winners], ids, calibration),
-        infeasible=_infeasible(priced, scenario, outside, best_s, calibration),
+        infeasible=_infeasible(priced, scenario, outside, best, calibration),
         front=_front(priced, scenario),
     )
 
@@ -78,17 +79,18 @@ def _infeasible(
     priced: Priced,
     scenario: Scenario,
     index: Ints,
-    best_s: float | None,
+    best: float | None,
     calibration: Calibration | None,
 ) -> tuple[InfeasiblePlan, ...]:
-    """Returns the plans that lack memory, replayed; only faster ones where something fits."""
+    """Returns the plans that lack memory, replayed; only better ones where something fits."""
     if not len(index):
         return ()
     exact = replayed_step_times(scenario, priced.candidates.take(index), calibration)
-    rows = [(int(i), float(t)) for i, t in zip(index, exact, strict=True)]
-    if best_s is not None:
-        rows = sorted((r for r in rows if r[1] < best_s), key=lambda r: (r[1], r[0]))
-    return tuple(describe(priced, i, t, scenario) for i, t in rows)
+    value = objective_value(select(priced, index, exact), scenario)
+    rows = list(range(len(index)))
+    if best is not None:
+        rows = sorted((r for r in rows if value[r] < best), key=lambda r: (value[r], index[r]))
+    return tuple(describe(priced, int(index[r]), float(exact[r]), scenario) for r in rows)
 
 
 def price(

@@ -52,9 +52,14 @@ def show(
     if chosen is None or run is None:
         console.print(_infeasible_table(result, "Nearest plans"))
         return
-    console.print(_ranked_table(result))
+    console.print(_ranked_table(result, scenario))
     if result.infeasible:
-        console.print(_infeasible_table(result, "Faster, but they do not fit"))
+        console.print(
+            _infeasible_table(
+                result,
+                f"{'Faster' if scenario.objective == 'time' else 'Cheaper'}, but they do not fit",
+            )
+        )
     console.print(_memory_table(chosen, scenario.model.num_layers))
     _print_time(console, chosen)
     _print_run(console, run, chosen)
@@ -83,7 +88,7 @@ def _unit(nbytes: float) -> tuple[str, int]:
     return ("GiB", GIB) if nbytes >= GIB else ("MiB", 2**20)
 
 
-def _ranked_table(result: SearchResult) -> Table:
+def _ranked_table(result: SearchResult, scenario: Scenario) -> Table:
     best = result.ranked[0]
     unit, scale = _unit(best.prediction.metrics.peak_memory_bytes)
     names = (
@@ -109,7 +114,7 @@ def _ranked_table(result: SearchResult) -> Table:
             f"{100 * m.mfu:.1f}",
             f"{m.peak_memory_bytes / scale:.1f}",
             f"{100 * plan.headroom:.1f}",
-            "" if plan is best else why_it_loses(best, plan),
+            "" if plan is best else why_it_loses(best, plan, scenario.objective),
         )
     return table
 

@@ -114,7 +114,7 @@ def _run(
     else:
         console = Console(width=None if Console().is_terminal else 140)
         view.show(console, result, scenario, chosen, run, binding)
-        _go_on(name, out, chosen is not None)
+        _go_on(name, out, fixed, fits=chosen is not None)
     if chosen is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
@@ -202,12 +202,28 @@ def _write(scenario: Scenario, chosen: RankedPlan, out: Path) -> None:
     write_atomically(out, dump_yaml(record, header))
 
 
-def _go_on(name: str, out: Path | None, fits: bool) -> None:
+def _go_on(name: str, out: Path | None, fixed: dict[str, int | str | bool], *, fits: bool) -> None:
+    import shlex
+
     if not fits:
         typer.echo("Go on: give the scenario more GPUs, more memory, or a smaller model.")
         return
     if out is None:
-        typer.echo(f"Go on: flopwright plan {name} --out plan.yaml")
+        command = ["flopwright", "plan", name, *_options(fixed), "--out", "plan.yaml"]
+        typer.echo(f"Go on: {shlex.join(command)}")
         return
+    path = shlex.quote(str(out))
     typer.echo(f"wrote {out}")
-    typer.echo(f"Go on: flopwright export {out} --to bundle   or   flopwright run {out}")
+    typer.echo(f"Go on: flopwright export {path} --to bundle   or   flopwright run {path}")
+
+
+def _options(fixed: dict[str, int | str | bool]) -> list[str]:
+    """Returns the fixed fields as they are written on the command line."""
+    out = []
+    for name, value in fixed.items():
+        option = "zero" if name == "zero_stage" else name.replace("_", "-")
+        if isinstance(value, bool):
+            out.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            out += [f"--{option}", str(value)]
+    return out

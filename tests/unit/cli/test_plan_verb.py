@@ -147,6 +147,14 @@ def test_what_does_not_fit_ends_with_code_1_and_writes_nothing(capsys, tmp_path:
     assert data["result"]["infeasible"][0]["missing_bytes"] > 0
 
 
+def test_go_on_repeats_the_fixed_fields(capsys) -> None:
+    _, out, _ = _run(capsys, MINI, "--pp", "2", "--zero", "0", "--no-activation-offload")
+    assert (
+        f"Go on: flopwright plan {MINI} --pp 2 --zero 0 --no-activation-offload --out plan.yaml"
+        in out
+    )
+
+
 def test_help_documents_the_exit_codes(capsys) -> None:
     code, out, _ = _run(capsys, "--help")
     assert code == 0

@@ -121,6 +121,14 @@ def test_a_loser_names_the_two_classes_that_grew_most() -> None:
     )
 
 
+def test_for_cost_gpus_count() -> None:
+    best = _with_times(RESULT.ranked[0], forward=2.0)
+    wide = best.plan.model_copy(update={"dp_shard": 4 * best.plan.dp_shard})
+    other = _with_times(RESULT.ranked[1], forward=1.0).model_copy(update={"plan": wide})
+    assert why_it_loses(best, other).startswith("-50.0 %")
+    assert why_it_loses(best, other, "cost") == "+100.0 %: forward compute +2 s"
+
+
 def test_noise_is_no_reason() -> None:
     best = _with_times(RESULT.ranked[0], forward=1.0, idle=0.0)
     other = _with_times(RESULT.ranked[1], forward=1.0, idle=1e-9)

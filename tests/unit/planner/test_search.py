@@ -153,6 +153,21 @@ def test_a_spent_budget_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.proved
 
 
+def test_for_cost_the_best_plan_takes_the_fewest_gpu_seconds() -> None:
+    cheap = MINI.model_copy(update={"objective": "cost"})
+    candidates = legal_candidates(cheap)
+    value = [
+        predict(cheap, candidates.plan(i))[0].metrics.step_time_s * candidates.plan(i).world_size
+        for i in range(len(candidates))
+    ]
+    result = search(cheap, top_k=3)
+    best = result.ranked[0]
+    found = best.prediction.metrics.step_time_s * best.plan.world_size
+    assert found == pytest.approx(min(value), rel=1e-9)
+    assert {candidates.plan(i).world_size for i in range(len(candidates))} == {1, 2}
+    assert best.plan.world_size == 1  # one rank has nobody to wait for
+
+
 def test_progress_counts_to_the_end() -> None:
     seen: list[tuple[int, int]] = []
     search(MINI, top_k=1, progress=lambda done, total: seen.append((done, total)))

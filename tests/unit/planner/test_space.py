@@ -150,6 +150,8 @@ def test_hybrid_sharding_appears_with_zero_3_only() -> None:
     search = SearchSpace(zero_stage=(0, 1, 3), pp=(1,), tp=(8,), micro_batch_size=(1,))
     plans = _plans(K2.model_copy(update={"search": search}))
     assert {p.zero_stage for p in plans if p.dp_replicate > 1} == {3}
+    labels = [p.label() for p in plans]
+    assert len(set(labels)) == len(labels)  # replicas stand in the label
 
 
 def test_cost_tries_smaller_clusters() -> None:
