@@ -98,7 +98,9 @@ def signed_error(predicted: float, measured: float) -> float | None:
 
 def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
     """Returns the comparison of a prediction with the measurement of the same plan."""
-    predicted, measured = prediction.metrics, measurement.metrics
+    measured = measurement.metrics
+    prediction = _as_counted(prediction, measured)
+    predicted = prediction.metrics
     time_classes = _classes(
         predicted.time_s, measured.time_s, TIME_CLASSES, whole=measured.step_time_s
     )
@@ -125,6 +127,20 @@ def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
         worst=_worst(time_classes, memory_classes),
         noise_floor=measurement.noise_floor,
     )
+
+
+def _as_counted(prediction: Prediction, measured: StepMetrics) -> Prediction:
+    """Returns the prediction without memory classes that the measurement could not count.
+
+    An executor on CPUs meters no temporaries: leaving them in would compare two different sums.
+    """
+    counted = {name for stage in measured.memory_bytes for name in stage}
+    stages = tuple(
+        {k: v for k, v in stage.items() if k in counted}
+        for stage in prediction.metrics.memory_bytes
+    )
+    metrics = prediction.metrics.model_copy(update={"memory_bytes": stages})
+    return prediction.model_copy(update={"metrics": metrics})
 
 
 def _metrics(prediction: Prediction, measured: StepMetrics) -> tuple[MetricComparison, ...]:

@@ -205,3 +205,15 @@ def test_the_html_needs_no_network_and_escapes_names() -> None:
 def test_labels_are_for_people() -> None:
     assert label("ep_comm") == "EP comm"
     assert label("optimizer_state") == "optimizer state"
+
+
+def test_a_memory_class_that_was_not_measured_is_not_compared() -> None:
+    """CPU executors meter no temporaries; the predicted ones must not count as an error."""
+    step = {"forward": 1.0}
+    stages = ({"weights": 50 * MIB, "temporaries": 40 * MIB},)
+    comparison = compare(
+        prediction("one", metrics(step, stages)),
+        measurement("one", metrics(step, ({"weights": 50 * MIB},))),
+    )
+    assert comparison.error("tensor_memory_bytes") == pytest.approx(0.0)
+    assert [c.name for c in comparison.memory_classes] == ["weights"]
