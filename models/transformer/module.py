@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,21 +113,59 @@ class Stage(nn.Module):
         return self.head(x) if self.has_head else x
 
 
-def _attention(
-    spec: ModelSpec, rotary: RotaryTable | None, dtype: torch.dtype, device: torch.device
-) -> nn.Module:
-    attn, hidden, eps = spec.attention, spec.hidden_size, spec.norm_eps
-    if isinstance(attn, MlaAttention):
-        assert rotary is not None
-        return LatentAttention(attn, hidden, eps, rotary, dtype=dtype, device=device)
-    return GroupedQueryAttention(attn, hidden, eps, rotary, dtype=dtype, device=device)
-
-
 def _rotary(spec: ModelSpec) -> RotaryTable | None:
     attn = spec.attention
     if isinstance(attn, MlaAttention):
         return RotaryTable(attn.rope, attn.qk_rope_head_dim)
     return RotaryTable(attn.rope, attn.head_dim) if attn.rope is not None else None
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """What all parts of a stage have in common."""
+
+    spec: ModelSpec
+    dispatcher: Dispatcher | None
+    ep_rank: int
+    ep_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def place(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "device": self.device}
+
+    def norm(self) -> RmsNorm:
+        spec = self.spec
+        return RmsNorm(spec.hidden_size, spec.norm_eps, **self.place)
+
+    def embedding(self, rows: int) -> Embedding:
+        return Embedding(rows, self.spec.hidden_size, **self.place)
+
+    def attention(self, rotary: RotaryTable | None) -> nn.Module:
+        attn, hidden, eps = self.spec.attention, self.spec.hidden_size, self.spec.norm_eps
+        if isinstance(attn, MlaAttention):
+            assert rotary is not None
+            return LatentAttention(attn, hidden, eps, rotary, **self.place)
+        return GroupedQueryAttention(attn, hidden, eps, rotary, **self.place)
+
+    def feed_forward(self, layer: int) -> nn.Module:
+        spec = self.spec
+        if spec.is_moe_layer(layer):
+            return MixtureOfExperts(
+                spec, self.dispatcher, self.ep_rank, self.ep_size, **self.place
+            )
+        return FeedForward(
+            spec.mlp.kind, spec.hidden_size, spec.mlp.intermediate_size, **self.place
+        )
+
+    def layer(self, number: int, rotary: RotaryTable | None) -> Layer:
+        norms = (self.norm(), self.norm())
+        return Layer(self.attention(rotary), self.feed_forward(number), norms)
+
+    def head(self) -> Projection:
+        spec = self.spec
+        return Projection(spec.hidden_size, spec.vocab_size, **self.place)
 
 
 def build_stage(
@@ -146,35 +186,17 @@ def build_stage(
         ep_rank, ep_size: which slice of the experts to hold: num_experts / ep_size, from
             ep_rank * num_experts / ep_size on.
     """
-    numbers, device = tuple(sorted(layers)), torch.device(device)
-    rotary = _rotary(spec)
-
-    def norm() -> RmsNorm:
-        return RmsNorm(spec.hidden_size, spec.norm_eps, dtype=dtype, device=device)
-
-    def feed_forward(layer: int) -> nn.Module:
-        if spec.is_moe_layer(layer):
-            return MixtureOfExperts(spec, dispatcher, ep_rank, ep_size, dtype=dtype, device=device)
-        width = spec.mlp.intermediate_size
-        return FeedForward(spec.mlp.kind, spec.hidden_size, width, dtype=dtype, device=device)
-
-    body = Body({
-        str(n): Layer(_attention(spec, rotary, dtype, device), feed_forward(n), (norm(), norm()))
-        for n in numbers
-        if 0 <= n < spec.num_layers
-    })  # fmt: skip
+    make = _Builder(spec, dispatcher, ep_rank, ep_size, dtype, torch.device(device))
+    numbers, rotary = tuple(sorted(layers)), _rotary(spec)
+    inner = [n for n in numbers if 0 <= n < spec.num_layers]
+    body = Body({str(n): make.layer(n, rotary) for n in inner})
     stage = Stage(spec, numbers, body)
     if stage.has_embedding:
-        body.embed_tokens = Embedding(
-            spec.vocab_size, spec.hidden_size, dtype=dtype, device=device
-        )
+        body.embed_tokens = make.embedding(spec.vocab_size)
         if spec.positions == "learned":
-            body.embed_positions = Embedding(
-                spec.max_seq_len, spec.hidden_size, dtype=dtype, device=device
-            )
+            body.embed_positions = make.embedding(spec.max_seq_len)
     if stage.has_head:
-        body.norm = norm()
-        stage.lm_head = Projection(spec.hidden_size, spec.vocab_size, dtype=dtype, device=device)
+        body.norm, stage.lm_head = make.norm(), make.head()
         if spec.tied_embeddings and body.embed_tokens is not None:
             stage.lm_head.weight = body.embed_tokens.weight
     return stage

@@ -45,6 +45,24 @@ def newton_schulz_flops(rows: int, columns: int) -> float:
     return ITERATIONS * (4.0 * a * a * b + 2.0 * a**3)
 
 
+def _orthogonalise(cost: CostBuilder, group: Matrices) -> None:
+    a, b = sorted((group.rows, group.columns))
+    width = DTYPE_BYTES[_COMPUTE_DTYPE]
+    cost.op(
+        f"newton_schulz_{group.rows}x{group.columns}",
+        OpKind.GEMM,
+        Phase.STEP,
+        dtype=_COMPUTE_DTYPE,
+        flops=newton_schulz_flops(a, b),
+        read_bytes=ITERATIONS * width * (3.0 * a * b + 3.0 * a * a),
+        written_bytes=ITERATIONS * width * (1.0 * a * b + 2.0 * a * a),
+        m=a,
+        k=b,
+        n=a,
+        count=group.count,
+    )
+
+
 def step_cost(
     matrices: Iterable[Matrices],
     other_numel: ArrayLike = 0.0,
@@ -55,7 +73,7 @@ def step_cost(
     state: str = "fp32",
     num_candidates: int = 1,
 ) -> BlockCost:
-    """Returns the rows of one step: momentum, Newton-Schulz by shape, AdamW for the rest.
+    """Returns the rows of one step: Newton-Schulz by shape, momentum and update, AdamW's rest.
 
     Args:
         matrices: what this rank orthogonalises.
@@ -64,22 +82,8 @@ def step_cost(
     cost = CostBuilder()
     numel: ArrayLike = 0.0
     for group in matrices:
-        a, b = sorted((group.rows, group.columns))
-        width = DTYPE_BYTES[_COMPUTE_DTYPE]
-        numel = numel + np.asarray(group.count, float) * a * b
-        cost.op(
-            f"newton_schulz_{group.rows}x{group.columns}",
-            OpKind.GEMM,
-            Phase.STEP,
-            dtype=_COMPUTE_DTYPE,
-            flops=newton_schulz_flops(a, b),
-            read_bytes=ITERATIONS * width * (3.0 * a * b + 3.0 * a * a),
-            written_bytes=ITERATIONS * width * (1.0 * a * b + 2.0 * a * a),
-            m=a,
-            k=b,
-            n=a,
-            count=group.count,
-        )
+        numel = numel + np.asarray(group.count, float) * group.rows * group.columns
+        _orthogonalise(cost, group)
     kept = DTYPE_BYTES[master] if master is not None else 0
     weight, momentum = DTYPE_BYTES[weights], STATES * DTYPE_BYTES[state]
     cost.op(
