@@ -89,6 +89,7 @@ def measure_cases(
     return ProbeReport(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         fingerprint=fingerprint,
+        device_memory_bytes=_device_memory(device),
         host_floor_s=host_floor_s,
         operators=tuple(operators),
         collectives=tuple(collectives),
@@ -113,6 +114,12 @@ def _timed_cases(
         tell(f"{case.name} {_shape_text(case.rows)} {case.dtype} ({i + 1} of {len(ordered)})")
         points += _case_points(case, clock, ranks, seconds / len(ordered))
     return points
+
+
+def _device_memory(device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _silent(_message: str) -> None:
@@ -202,7 +209,7 @@ def _optimizer_points(clock: Clock, ranks: Ranks, seconds: float) -> list[Operat
     for numel in _OPTIMIZER_NUMEL:
         weight = torch.nn.Parameter(torch.ones(numel, device=ranks.device))
         weight.grad = torch.ones_like(weight)
-        optimizer = torch.optim.AdamW([weight], lr=1e-3)
+        optimizer = torch.optim.AdamW([weight], lr=1e-3, fused=True)  # as the executor does
 
         def call(optimizer: torch.optim.Optimizer = optimizer) -> list[Any]:
             start = clock.mark()

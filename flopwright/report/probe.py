@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from flopwright.report.metrics import Fingerprint
 from flopwright.spec.base import Spec
@@ -47,11 +47,16 @@ class CollectivePoint(Spec):
 
 
 class ProbeReport(Spec):
-    """A probe of one machine with a given number of processes."""
+    """A probe of one machine with a given number of processes.
+
+    Attributes:
+        device_memory_bytes: memory of one rank's GPU; None where ranks share the host's.
+    """
 
     kind: Literal["probe"] = "probe"
     created: str
     fingerprint: Fingerprint
+    device_memory_bytes: PositiveInt | None = None
     host_floor_s: NonNegativeFloat
     operators: tuple[OperatorPoint, ...]
     collectives: tuple[CollectivePoint, ...] = ()
