@@ -13,14 +13,13 @@ from typing import Final, Literal
 from flopwright.errors import InputError, Violation
 from flopwright.executor.launch.machine import Machine
 from flopwright.executor.launch.request import RunEntry, RunRequest
+from flopwright.executor.launch.supported import unsupported
 from flopwright.plan.file import PlanFile
-from flopwright.plan.parallel import ParallelPlan, plan_violations
+from flopwright.plan.parallel import plan_violations
 from flopwright.spec.load import load_model, load_plan
-from flopwright.spec.workload import Workload
 
 _NEEDED_PACKAGES: Final = ("torch", "deepspeed", "tokenizers", "safetensors")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_DTYPES: Final = ("fp32", "bf16", "fp64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,8 @@ def check_request(
     if not plan_paths:
         raise InputError("no plan was given")
     plans = [load_plan(path) for path in plan_paths]
-    found: list[Violation] = []
+    mismatch = _device_mismatch(plans, machine)
+    found = [] if options.allow_mismatch else list(mismatch)
     for path, plan in zip(plan_paths, plans, strict=True):
         found += _with_file(_plan_rules(plan, options, machine), path)
     found += _together(plans)
@@ -78,28 +78,31 @@ def check_request(
         found.append(
             Violation(field="--text", value=str(options.text), rule="no such file or folder")
         )
-    mismatch = _device_mismatch(plans, machine)
-    if not options.allow_mismatch:
-        found += mismatch
     if found:
         raise InputError(found)
-    first = plans[0].scenario.workload
-    wants_gpu = machine.gpus > 0 and plans[0].scenario.cluster.node.gpu.kind != "cpu"
+    return _request(plans, options, machine, tuple(str(v) for v in mismatch))
+
+
+def _request(
+    plans: Sequence[PlanFile], options: LaunchOptions, machine: Machine, mismatch: tuple[str, ...]
+) -> RunRequest:
+    scenario = plans[0].scenario
+    wants_gpu = machine.gpus > 0 and scenario.cluster.node.gpu.kind != "cpu"
     return RunRequest(
         entries=tuple(
             RunEntry(name=name, plan=plan)
             for name, plan in zip(entry_names(plans, options.names), plans, strict=True)
         ),
         device="cuda" if wants_gpu else "cpu",
-        steps=options.steps or first.num_steps,
+        steps=options.steps or scenario.workload.num_steps,
         steps_per_round=options.steps_per_round,
-        seed=first.seed if options.seed is None else options.seed,
+        seed=scenario.workload.seed if options.seed is None else options.seed,
         text=None if options.text is None else str(options.text.resolve()),
         tokenizer=options.tokenizer,
         probe=options.probe,
         probe_budget_s=options.probe_budget_s,
         held_out_sequences=options.held_out_sequences,
-        mismatch=tuple(str(v) for v in mismatch),
+        mismatch=mismatch,
     )
 
 
@@ -131,24 +134,9 @@ def _with_file(violations: Iterable[Violation], path: Path) -> list[Violation]:
     ]
 
 
-def _tied_rules(plan: PlanFile) -> list[Violation]:
-    if not (plan.scenario.model.tied_embeddings and plan.parallel.pp > 1):
-        return []
-    return [
-        Violation(
-            field="parallel.pp",
-            value=str(plan.parallel.pp),
-            rule="this executor does not run it with tied embeddings",
-            nearest_fix="use 1",
-        )
-    ]
-
-
 def _plan_rules(plan: PlanFile, options: LaunchOptions, machine: Machine) -> list[Violation]:
     found = list(plan_violations(plan.parallel, plan.scenario))
-    found += unsupported_features(plan.parallel)
-    found += _tied_rules(plan)
-    found += _workload_rules(plan.scenario.workload)
+    found += unsupported(plan)
     found += _world_size_rules(plan.parallel.world_size, options.nproc, machine)
     if options.model is not None:
         model = load_model(options.model)
@@ -188,61 +176,6 @@ def _world_size_rules(world_size: int, nproc: int | None, machine: Machine) -> l
             )
         ]
     return []
-
-
-def unsupported_features(plan: ParallelPlan) -> list[Violation]:
-    """Returns what the plan asks for that this executor does not run, by name."""
-    wanted = (
-        ("tp", plan.tp > 1, str(plan.tp), "use 1"),
-        ("cp", plan.cp > 1, str(plan.cp), "use 1"),
-        ("vpp", plan.vpp > 1, str(plan.vpp), "use 1 and the schedule 1f1b"),
-        ("schedule", plan.schedule not in {"1f1b", "gpipe"}, plan.schedule, "use 1f1b or gpipe"),
-        ("zero_stage", plan.zero_stage > 1, str(plan.zero_stage), "use 0 or 1"),
-        ("data_parallel", plan.data_parallel == "fsdp2", plan.data_parallel, "use deepspeed"),
-        ("recompute", plan.recompute != "none", plan.recompute, "use none"),
-        ("fp8_activations", plan.fp8_activations, "true", "use false"),
-        ("activation_offload", plan.activation_offload, "true", "use false"),
-        ("optimizer_offload", plan.optimizer_offload, "true", "use false"),
-        (
-            "data_parallel",
-            plan.data_parallel == "none" and plan.zero_stage > 0,
-            plan.data_parallel,
-            "use deepspeed, or zero_stage 0",
-        ),
-    )
-    return [
-        Violation(
-            field=f"parallel.{field}",
-            value=value,
-            rule="this executor does not run it",
-            nearest_fix=fix,
-        )
-        for field, is_wanted, value, fix in wanted
-        if is_wanted
-    ]
-
-
-def _workload_rules(workload: Workload) -> list[Violation]:
-    precision = workload.precision
-    wanted = (
-        ("optimizer.kind", workload.optimizer.kind != "adamw", workload.optimizer.kind, "adamw"),
-        (
-            "precision.weights",
-            precision.weights != precision.compute or precision.weights not in _DTYPES,
-            f"{precision.weights}, computing in {precision.compute}",
-            f"equal formats out of {', '.join(_DTYPES)}",
-        ),
-    )
-    return [
-        Violation(
-            field=f"workload.{field}",
-            value=value,
-            rule="this executor does not run it",
-            nearest_fix=f"use {fix}",
-        )
-        for field, is_wanted, value, fix in wanted
-        if is_wanted
-    ]
 
 
 def _together(plans: Sequence[PlanFile]) -> list[Violation]:

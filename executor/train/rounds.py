@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -180,10 +181,6 @@ class _Writer:
 
     def turn(self, name: str, turn: Turn, rows: Sequence[StepRow], sentinel_s: float) -> None:
         """Writes a finished turn."""
-        workload = self._request.entries[0].plan.scenario.workload
-        self._done += len(rows)
-        total = self._request.steps * len(self._request.entries)
-        eta_s = (time.perf_counter() - self._began) / self._done * (total - self._done)
         for row in rows:
             data = {
                 "plan": name,
@@ -196,30 +193,30 @@ class _Writer:
                 "timed": row.timed,
             }
             self._steps.write(json.dumps(data) + "\n")
-        last = rows[-1]
-        progress = {
+        data = {
+            "round": turn.round,
             "plan": name,
-            "step": last.step + 1,
-            "steps": self._request.steps,
-            "loss": last.loss,
-            "tokens_per_s": workload.tokens_per_step / last.step_time_s,
-            "eta_s": eta_s,
+            "median_step_s": median(r.step_time_s for r in rows),
+            "sentinel_s": sentinel_s,
         }
-        self._progress.write(json.dumps(progress) + "\n")
-        times = sorted(r.step_time_s for r in rows)
-        self._rounds.write(
-            json.dumps(
-                {
-                    "round": turn.round,
-                    "plan": name,
-                    "median_step_s": times[len(times) // 2],
-                    "sentinel_s": sentinel_s,
-                }
-            )
-            + "\n"
-        )
+        self._rounds.write(json.dumps(data) + "\n")
+        self._progress.write(json.dumps(self._progress_of(name, rows)) + "\n")
         for file in (self._steps, self._rounds, self._progress):
             file.flush()
+
+    def _progress_of(self, name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
+        workload = self._request.entries[0].plan.scenario.workload
+        self._done += len(rows)
+        total = self._request.steps * len(self._request.entries)
+        elapsed_s = time.perf_counter() - self._began
+        return {
+            "plan": name,
+            "step": rows[-1].step + 1,
+            "steps": self._request.steps,
+            "loss": rows[-1].loss,
+            "tokens_per_s": workload.tokens_per_step / rows[-1].step_time_s,
+            "eta_s": elapsed_s / self._done * (total - self._done),
+        }
 
     def close(self) -> None:
         """Closes the files."""

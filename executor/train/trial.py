@@ -173,12 +173,7 @@ def start_trial(
 ) -> Trial:
     """Returns a trial with its first weights; collective: every rank calls it in the same order.
 
-    Args:
-        entry: the plan and its name.
-        workload: the plan's, with the launch's seed.
-        dataset: the launch's data.
-        registry: process groups made so far.
-        device: where this rank computes.
+    `workload` is the plan's with the launch's seed, `registry` the process groups made so far.
     """
     plan, spec = entry.plan.parallel, entry.plan.scenario.model
     mesh = Mesh(plan)

@@ -24,7 +24,7 @@ from flopwright.errors import EXIT_BAD_INPUT, InputError
 from flopwright.executor.data.batches import Dataset, open_dataset
 from flopwright.executor.data.prepare import prepare
 from flopwright.executor.launch.checks import LaunchOptions, check_request
-from flopwright.executor.launch.machine import find_machine
+from flopwright.executor.launch.machine import Machine, find_machine
 from flopwright.executor.launch.request import (
     DATA_DIR,
     ERROR_DIR,
@@ -182,7 +182,10 @@ def _request(parsed: argparse.Namespace, out_dir: Path) -> RunRequest:
         seed=parsed.seed,
         allow_mismatch=parsed.allow_mismatch,
     )
-    request = check_request(parsed.plan, None, options, find_machine())
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+    here = find_machine()
+    everywhere = Machine(cores=here.cores * nodes, gpus=here.gpus * nodes)
+    request = check_request(parsed.plan, None, options, everywhere)
     out_dir.mkdir(parents=True, exist_ok=True)
     if int(os.environ["RANK"]) == 0:
         write_json(out_dir / REQUEST_FILE, request.to_data())

@@ -114,12 +114,28 @@ def test_other_optimizers_and_formats_are_refused(tmp_path: Path, mini: Scenario
     workload = mini.workload
     muon = workload.optimizer.model_copy(update={"kind": "muon"})
     fp8 = workload.precision.model_copy(update={"compute": "fp8"})
+    masters = workload.precision.model_copy(update={"master_weights": "fp32"})
+    narrow = workload.precision.model_copy(update={"gradients": "bf16"})
+    state = workload.precision.model_copy(update={"optimizer_state": "bf16"})
     for update, field in (
         ({"optimizer": muon}, "workload.optimizer.kind"),
         ({"precision": fp8}, "workload.precision.weights"),
+        ({"precision": masters}, "workload.precision.master_weights"),
+        ({"precision": narrow}, "workload.precision.gradients"),
+        ({"precision": state}, "workload.precision.optimizer_state"),
     ):
         scenario = mini.model_copy(update={"workload": workload.model_copy(update=update)})
         assert field in refusal([write(tmp_path, scenario, pp=2)])
+
+
+def test_tied_embeddings_stay_on_one_stage(tmp_path: Path, mini: Scenario) -> None:
+    tied = mini.model_copy(
+        update={"model": mini.model.model_copy(update={"tied_embeddings": True})}
+    )
+    assert "tied embeddings" in refusal([write(tmp_path, tied, pp=2)])
+    assert check_request(
+        [write(tmp_path, tied, "dp", dp_shard=2)], None, LaunchOptions(), TWO_CORES
+    )
 
 
 def test_a_plan_for_another_device_needs_a_word(tmp_path: Path, mini: Scenario) -> None:

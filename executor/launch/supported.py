@@ -1,0 +1,82 @@
+"""What this executor runs of what a plan can say; the rest is refused by name, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from flopwright.errors import Violation
+from flopwright.plan.file import PlanFile
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.spec.workload import Workload
+
+_DTYPES: Final = ("fp32", "bf16", "fp64")
+_Rule = tuple[str, bool, str, str]  # field, whether it is asked for, its value, what to do
+
+
+def unsupported(plan: PlanFile) -> list[Violation]:
+    """Returns what the plan asks for that this executor does not run."""
+    rules = [*_plan_rules(plan.parallel), *_workload_rules(plan.scenario.workload)]
+    tied = plan.scenario.model.tied_embeddings and plan.parallel.pp > 1
+    rules.append(("parallel.pp", tied, f"{plan.parallel.pp}, with tied embeddings", "use 1"))
+    return [
+        Violation(field=field, value=value, rule="this executor does not run it", nearest_fix=fix)
+        for field, asked_for, value, fix in rules
+        if asked_for
+    ]
+
+
+def _plan_rules(plan: ParallelPlan) -> Iterable[_Rule]:
+    parallel, schedule = plan.data_parallel, plan.schedule
+    return (
+        ("parallel.tp", plan.tp > 1, str(plan.tp), "use 1"),
+        ("parallel.cp", plan.cp > 1, str(plan.cp), "use 1"),
+        ("parallel.vpp", plan.vpp > 1, str(plan.vpp), "use 1 and the schedule 1f1b"),
+        ("parallel.schedule", schedule not in {"1f1b", "gpipe"}, schedule, "use 1f1b or gpipe"),
+        ("parallel.zero_stage", plan.zero_stage > 1, str(plan.zero_stage), "use 0 or 1"),
+        ("parallel.data_parallel", parallel == "fsdp2", parallel, "use deepspeed"),
+        (
+            "parallel.data_parallel",
+            parallel == "none" and plan.zero_stage > 0,
+            parallel,
+            "use deepspeed, or zero_stage 0",
+        ),
+        ("parallel.recompute", plan.recompute != "none", plan.recompute, "use none"),
+        ("parallel.fp8_activations", plan.fp8_activations, "true", "use false"),
+        ("parallel.activation_offload", plan.activation_offload, "true", "use false"),
+        ("parallel.optimizer_offload", plan.optimizer_offload, "true", "use false"),
+    )
+
+
+def _workload_rules(workload: Workload) -> Iterable[_Rule]:
+    precision, kind = workload.precision, workload.optimizer.kind
+    formats = precision.weights == precision.compute and precision.weights in _DTYPES
+    wide = precision.weights in {"fp32", "fp64"}
+    sums = precision.weights if wide else "fp32"
+    return (
+        ("workload.optimizer.kind", kind != "adamw", kind, "use adamw"),
+        (
+            "workload.precision.weights",
+            not formats,
+            f"{precision.weights}, computing in {precision.compute}",
+            f"use equal formats out of {', '.join(_DTYPES)}",
+        ),
+        (
+            "workload.precision.gradients",
+            formats and precision.gradients != sums,
+            precision.gradients,
+            f"use {sums}",
+        ),
+        (
+            "workload.precision.optimizer_state",
+            formats and precision.optimizer_state != sums,
+            precision.optimizer_state,
+            f"use {sums}",
+        ),
+        (
+            "workload.precision.master_weights",
+            formats and precision.master_weights != ("none" if wide else "fp32"),
+            precision.master_weights,
+            "use none: wide weights are updated in place" if wide else "use fp32",
+        ),
+    )
