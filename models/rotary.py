@@ -26,7 +26,9 @@ class RotaryTable:
         """Returns (cos, sin), each [seq_len, width / 2], on `like`'s device."""
         key = (like.device, wide_dtype(like.dtype))
         if key not in self._tables or self._tables[key][0].shape[0] < seq_len:
-            positions = torch.arange(seq_len, dtype=torch.float64)
+            # Room to the next power of two: generation lengthens its input by one each time.
+            rows = 1 << (seq_len - 1).bit_length()
+            positions = torch.arange(rows, dtype=torch.float64)
             angles = positions.outer(torch.from_numpy(self._frequencies))
             self._tables[key] = (
                 (angles.cos() * self._scale).to(key[1]).to(key[0]),

@@ -64,8 +64,15 @@ class Stage(nn.Module):
 
     lm_head: Projection | None
 
-    def __init__(self, spec: ModelSpec, layer_numbers: tuple[int, ...], body: Body) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layer_numbers: tuple[int, ...],
+        body: Body,
+        rotary: RotaryTable | None,
+    ) -> None:
         super().__init__()
+        self.rotary = rotary
         self.spec, self.layer_numbers = spec, layer_numbers
         self.has_embedding = EMBEDDING_LAYER in layer_numbers
         self.has_head = spec.num_layers in layer_numbers
@@ -83,6 +90,10 @@ class Stage(nn.Module):
             for number, layer in self.model.layers.items()
             if isinstance(layer, Layer) and isinstance(layer.mlp, MixtureOfExperts)
         }
+
+    def constants(self) -> list[Tensor]:
+        """Returns the derived tables that ops save but that are no activations (angles)."""
+        return [] if self.rotary is None else self.rotary.tables()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Returns the hidden states [batch, seq, hidden] of tokens [batch, seq]."""
@@ -190,7 +201,7 @@ def build_stage(
     numbers, rotary = tuple(sorted(layers)), _rotary(spec)
     inner = [n for n in numbers if 0 <= n < spec.num_layers]
     body = Body({str(n): make.layer(n, rotary) for n in inner})
-    stage = Stage(spec, numbers, body)
+    stage = Stage(spec, numbers, body, rotary)
     if stage.has_embedding:
         body.embed_tokens = make.embedding(spec.vocab_size)
         if spec.positions == "learned":

@@ -12,8 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopwright.kernels.grouped_gemm import reference as grouped_reference
 from flopwright.kernels.linear import reference as linear_reference
-from flopwright.models.attention_gqa.module import GroupedQueryAttention
-from flopwright.models.attention_mla.module import LatentAttention
 from flopwright.models.transformer.module import Stage
 
 # Ops whose time is the bytes they move; whatever they do inside is not counted.
@@ -106,16 +104,6 @@ class FlopCounter(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _tables(stage: Stage) -> list[Tensor]:
-    attentions = (LatentAttention, GroupedQueryAttention)
-    return [
-        t
-        for m in stage.modules()
-        if isinstance(m, attentions) and m._rotary is not None
-        for t in m._rotary.tables()
-    ]
-
-
 def saved_bytes(stage: Stage, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
     """Returns the bytes of storages saved for backward, each once, and the forward's result.
 
@@ -130,7 +118,7 @@ def saved_bytes(stage: Stage, forward: Callable[[], Tensor]) -> tuple[int, Tenso
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         out = forward()
-    for t in (*stage.parameters(), *stage.buffers(), *_tables(stage)):
+    for t in (*stage.parameters(), *stage.buffers(), *stage.constants()):
         seen.pop(t.untyped_storage()._cdata, None)
     return sum(seen.values()), out
 
