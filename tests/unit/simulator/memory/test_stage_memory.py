@@ -56,6 +56,7 @@ def _plans() -> list[ParallelPlan]:
     return [
         ParallelPlan(pp=4, tp=2, dp_shard=4, ep=8, zero_stage=1),
         ParallelPlan(pp=2, dp_shard=8, ep=2, zero_stage=1, schedule="gpipe"),
+        ParallelPlan(tp=4, dp_shard=4, ep=2, zero_stage=1),
         ParallelPlan(pp=2, vpp=2, tp=4, dp_shard=2, ep=4, schedule="interleaved_1f1b"),
         ParallelPlan(dp_shard=4, ep=4, cp=2, zero_stage=3),
     ]
