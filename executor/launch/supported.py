@@ -19,6 +19,9 @@ def unsupported(plan: PlanFile) -> list[Violation]:
     rules = [*_plan_rules(plan.parallel), *_workload_rules(plan.scenario.workload)]
     tied = plan.scenario.model.tied_embeddings and plan.parallel.pp > 1
     rules.append(("parallel.pp", tied, f"{plan.parallel.pp}, with tied embeddings", "use 1"))
+    zero_fp64 = plan.parallel.zero_stage > 0 and plan.scenario.workload.precision.weights == "fp64"
+    fix = "use 0, or fp32: DeepSpeed keeps its part in fp32"
+    rules.append(("parallel.zero_stage", zero_fp64, f"{plan.parallel.zero_stage}, in fp64", fix))
     return [
         Violation(field=field, value=value, rule="this executor does not run it", nearest_fix=fix)
         for field, asked_for, value, fix in rules

@@ -35,7 +35,7 @@ class DeepSpeedZero1:
         self._trainable = trainable
         self._device = next(iter(trainable.parameters.values())).device
         self._zero = self._build()
-        self._detach_hooks()
+        self._replace_hooks()
         if trainable.precision.master_weights == "none":
             self._update_weights_in_place()
 
@@ -49,7 +49,6 @@ class DeepSpeedZero1:
         for group in param_groups:
             if group["expert"]:
                 group.update(moe=True, name=_EXPERT_GROUP)
-        weights_dtype = next(iter(trainable.parameters.values())).dtype
         return internals.zero_optimizer_class()(
             init_optimizer=adamw(param_groups, trainable.optimizer),
             param_names={p: n for n, p in trainable.parameters.items()},
@@ -67,9 +66,7 @@ class DeepSpeedZero1:
             overlap_comm=False,
             clip_grad=0.0,  # clipped by us: DeepSpeed averages the norms of different experts
             gradient_accumulation_dtype=torch.float32,
-            communication_data_type=torch.float32
-            if weights_dtype == torch.float32
-            else weights_dtype,
+            communication_data_type=torch.float32,
             gradient_accumulation_steps=1,
             partition_grads=False,
             has_moe_layers=has_experts,
@@ -77,15 +74,18 @@ class DeepSpeedZero1:
             compute_grad_norm=False,
         )
 
-    def _detach_hooks(self) -> None:
-        """Removes gradient hooks that would only allocate buckets during the backward pass.
+    def _replace_hooks(self) -> None:
+        """Takes over what happens to a gradient when its micro-batch has made it.
 
-        Where gradients are summed in a wider format the hooks do that, and stay.
+        DeepSpeed's hooks would reduce after each backward pass; here a step reduces once.
+        Gradients narrower than fp32 are summed in fp32, where DeepSpeed looks for them.
         """
-        if not self._zero.use_grad_accum_attribute:
-            for hook in self._zero._grad_acc_hooks:
-                hook.remove()
-            self._zero._grad_acc_hooks.clear()
+        for hook in self._zero._grad_acc_hooks:
+            hook.remove()
+        self._zero._grad_acc_hooks.clear()
+        if self._zero.use_grad_accum_attribute:
+            for parameter in self._trainable.parameters.values():
+                parameter.register_post_accumulate_grad_hook(_sum_in_fp32)  # type: ignore[no-untyped-call]
 
     def _update_weights_in_place(self) -> None:
         """Lets the optimizer update this rank's part of the weights itself, without a copy."""
@@ -100,9 +100,11 @@ class DeepSpeedZero1:
 
     def reduce_gradients(self) -> None:
         """Averages the gradients and keeps this rank's part."""
+        name = internals.SUM_MARK if self._zero.use_grad_accum_attribute else "grad"
         for parameter in self._trainable.parameters.values():
-            if parameter.grad is None and not self._zero.use_grad_accum_attribute:
-                parameter.grad = torch.zeros_like(parameter)
+            if getattr(parameter, name) is None:  # an expert that no token chose in this step
+                dtype = torch.float32 if name == internals.SUM_MARK else parameter.dtype
+                setattr(parameter, name, torch.zeros_like(parameter, dtype=dtype))
         self._zero.set_gradient_accumulation_boundary(True)
         self._zero.reduce_gradients(pipeline_parallel=True)
 
@@ -153,6 +155,17 @@ class DeepSpeedZero1:
             for piece in pieces or ():
                 if not getattr(piece, internals.ZERO_PADDING_MARK, False):
                     yield piece
+
+
+def _sum_in_fp32(parameter: Tensor) -> None:
+    """Adds a micro-batch's gradient to the fp32 sum and drops it."""
+    assert parameter.grad is not None
+    total = getattr(parameter, internals.SUM_MARK)
+    if total is None:
+        setattr(parameter, internals.SUM_MARK, parameter.grad.float())
+    else:
+        total.add_(parameter.grad)
+    parameter.grad = None
 
 
 def _bucket_elements(trainable: Trainable) -> int:

@@ -52,10 +52,12 @@ ZERO_ATTRIBUTES: Final = (
     "use_grad_accum_attribute",
     "_grad_acc_hooks",
 )
-# Marks on tensors and parameters: padding pieces, experts, and the map to master copies.
+# Marks on tensors and parameters: padding pieces, experts, the map to master copies, and
+# where sums of gradients wider than the weights are kept.
 ZERO_PADDING_MARK: Final = "_zero_padding"
 EXPERT_MARKS: Final = ("allreduce", "group_name")
 MASTER_MAP_MARK: Final = "_hp_mapping"
+SUM_MARK: Final = "grad_accum"
 # What the stage's step calls around its gathering of weights.
 GATHER_TIMER: Final = "OPTIMIZER_ALLGATHER_TIMER"
 

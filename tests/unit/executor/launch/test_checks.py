@@ -128,6 +128,16 @@ def test_other_optimizers_and_formats_are_refused(tmp_path: Path, mini: Scenario
         assert field in refusal([write(tmp_path, scenario, pp=2)])
 
 
+def test_zero_in_fp64_is_refused(tmp_path: Path, mini: Scenario) -> None:
+    precision = mini.workload.precision.model_copy(
+        update=dict.fromkeys(("compute", "weights", "gradients", "optimizer_state"), "fp64")
+    )
+    workload = mini.workload.model_copy(update={"precision": precision})
+    wide = mini.model_copy(update={"workload": workload})
+    assert "in fp64" in refusal([write(tmp_path, wide, dp_shard=2, zero_stage=1)])
+    assert check_request([write(tmp_path, wide, dp_shard=2)], None, LaunchOptions(), TWO_CORES)
+
+
 def test_tied_embeddings_stay_on_one_stage(tmp_path: Path, mini: Scenario) -> None:
     tied = mini.model_copy(
         update={"model": mini.model.model_copy(update={"tied_embeddings": True})}

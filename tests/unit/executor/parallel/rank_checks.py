@@ -43,6 +43,9 @@ PLANS: dict[int, dict[str, dict[str, Any]]] = {
         "update plain experts": {"dp_shard": 2, "ep": 2},
         "update zero1": {"dp_shard": 2, "zero_stage": 1},
         "update zero1 experts": {"dp_shard": 2, "ep": 2, "zero_stage": 1},
+        "update plain bf16": {"dp_shard": 2},
+        "update zero1 bf16": {"dp_shard": 2, "zero_stage": 1},
+        "update zero1 bf16 experts": {"dp_shard": 2, "ep": 2, "zero_stage": 1},
         "experts ep2": {"dp_shard": 2, "ep": 2},
     },
     4: {
@@ -121,12 +124,15 @@ def _contiguous(modules: list[nn.Module], parts: int) -> list[list[nn.Module]]:
     return [modules[a:b] for a, b in pairwise(cuts)]
 
 
-def check_update(plan: ParallelPlan, registry: GroupRegistry) -> dict[str, Any]:
+def check_update(
+    plan: ParallelPlan, registry: GroupRegistry, *, narrow: bool = False
+) -> dict[str, Any]:
     """Three clipped AdamW updates on made-up gradients against torch's on their average.
 
     eps is large, so that an update is proportional to its gradient: a wrong scale shows.
+    With `narrow` the weights are bf16 with fp32 masters; each gradient comes in two halves.
     """
-    dtype = torch.float32 if plan.zero_stage else F64
+    dtype = torch.bfloat16 if narrow else torch.float32 if plan.zero_stage else F64
     mesh = Mesh(plan)
     groups = registry.build(mesh)
     shapes = {"matrix": (5, 7), "vector": (5,), "experts": (4, 3, 5)}
@@ -144,9 +150,9 @@ def check_update(plan: ParallelPlan, registry: GroupRegistry) -> dict[str, Any]:
         expert_names=frozenset({"experts"} if plan.ep > 1 else ()),
         groups=groups,
         optimizer=optimizer,
-        precision=Precision(
-            compute="fp32", weights="fp32", gradients="fp32", master_weights="none"
-        ),
+        precision=Precision()
+        if narrow
+        else Precision(compute="fp32", weights="fp32", gradients="fp32", master_weights="none"),
         timer=ActionTimer(dist.get_rank(), CPU),
     )
     data_parallel = make_data_parallel(plan, trainable)
@@ -170,7 +176,9 @@ def check_update(plan: ParallelPlan, registry: GroupRegistry) -> dict[str, Any]:
         }  # fmt: skip
         mine = gradients[dist.get_rank()]
         for name, parameter in parameters.items():
-            parameter.grad = part(name, mine[name], ep).to(dtype).clone()
+            for _half in range(2):
+                gradient = part(name, mine[name], ep).to(dtype) / 2
+                (parameter * gradient).sum().backward()
         trainable.timer.start_step()
         data_parallel.reduce_gradients()
         norm = clip_gradients(data_parallel, optimizer.gradient_clip, groups.world, trainable)
@@ -290,9 +298,15 @@ def main() -> None:
         timeout=timedelta(seconds=120),
     )
     registry = GroupRegistry()
-    checks = {"pipeline": check_pipeline, "update": check_update, "experts": check_experts}
+    checks: dict[str, Any] = {
+        "pipeline": check_pipeline,
+        "update": check_update,
+        "experts": check_experts,
+    }
     found = {
-        name: checks[name.split()[0]](ParallelPlan(**plan), registry)
+        name: checks[name.split()[0]](
+            ParallelPlan(**plan), registry, **({"narrow": True} if "bf16" in name else {})
+        )
         for name, plan in PLANS[world].items()
     }
     world_group = registry.build(Mesh(ParallelPlan(dp_shard=world))).world

@@ -60,6 +60,7 @@ def test_marks_and_timer_names_are_still_in_use(source: str) -> None:
     from deepspeed.moe import utils as moe_utils
 
     assert internals.ZERO_PADDING_MARK in source
+    assert f"param.{internals.SUM_MARK}" in source
     assert internals.MASTER_MAP_MARK in inspect.getsource(linkage)
     marks = inspect.getsource(moe_utils)
     assert all(f".{mark}" in marks for mark in internals.EXPERT_MARKS)

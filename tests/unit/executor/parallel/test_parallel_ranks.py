@@ -68,8 +68,10 @@ def test_updates_equal_adamw_on_the_average(results: list[dict[str, Any]]) -> No
     for name, check in of_kind(results, "update"):
         zero = "zero1" in name
         assert check["kind"] == ("DeepSpeedZero1" if zero else "ReplicatedDataParallel")
-        assert check["difference"] < (5e-7 if zero else 1e-14), name
-        assert check["norm_difference"] < (1e-6 if zero else 1e-13), name
+        # bf16 keeps 8 bits: weights up to 4 are a step of 1/128 away from their masters.
+        narrow = "bf16" in name
+        assert check["difference"] < (8e-3 if narrow else 5e-7 if zero else 1e-14), name
+        assert check["norm_difference"] < (3e-3 if narrow else 1e-6 if zero else 1e-13), name
         assert not check["gradients_left"]
 
 
@@ -79,8 +81,9 @@ def test_zero1_keeps_its_part_of_the_moments_only(results: list[dict[str, Any]])
         if "zero1" not in name:
             continue
         ways = 4 if "dp4" in name else 2
-        # Two fp32 moments and no master copy, over the dp ranks; experts over ep * edp = dp too.
-        exact = 2 * 4 * (numel + expert_numel) / ways
+        # Two fp32 moments over the dp ranks (experts: over ep * edp, the same number), and a
+        # master copy where the weights are bf16 only.
+        exact = (3 if "bf16" in name else 2) * 4 * (numel + expert_numel) / ways
         assert exact <= check["optimizer_bytes"] <= exact + 2 * 4 * 3 * 2 * ways, name  # padding
 
 
