@@ -6,10 +6,13 @@ The model, for run i and time class c of family F:
 
 Families and classes are drawn toward 0 (factor 1), so few runs move them little; a class
 that no run showed takes its family's factor with a wide deviation. `run_i` is what all
-classes of one run share (the machine's mood); its scatter, learnt from the data and a prior,
-is the floor of a prediction's interval. Outliers, of a class or of a whole run, count less
-(Huber). Predictions are made anew with the factors found until those stand still, because
-what a factor does to waiting and overlap is the simulator's business.
+classes of one run share (the machine's mood). Outliers, of a class or of a whole run, count
+less (Huber). Predictions are made anew with the factors found until those stand still,
+because what a factor does to waiting and overlap is the simulator's business.
+
+Then all factors are scaled by one number, so that step times are right on the whole: waiting
+for a partner that is late belongs to no class, but to the step. How whole steps scatter
+around that, with a prior, is the floor of a prediction's interval.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ _STEP_SHARE_NOISE: Final = 0.01
 # Scatter between runs, worth four runs of evidence.
 _RUN_STD: Final = 0.08
 _RUN_DOF: Final = 4.0
-_ROUNDS: Final = 4
+# One number for all classes, before any run: a factor 1.35 (1 sigma).
+_STEP_STD: Final = 0.3
+_ROUNDS: Final = 6
 _MEMORY_STD: Final = 0.1
 _MEMORY_NOISE: Final = 0.02
 
@@ -58,11 +63,19 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Factors:
-    """Logarithms of the factors of all classes, their deviations, and the runs' scatter."""
+    """Logarithms of the factors of all classes, and their deviations."""
 
     log_mean: Array
     log_std: Array
-    run_std: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Logarithm of what all factors are scaled by, its deviation, the steps' scatter."""
+
+    log_mean: float
+    log_std: float
+    scatter: float
 
 
 _CLASSES: Final = tuple(FAMILIES)
@@ -92,30 +105,34 @@ def fit_runs(
     """
     stack_id = check_stack(calibration, measurements)
     current = calibration.model_copy(update={"factors": {}, "memory_factors": {}})
-    found: _Factors | None = None
+    classes, steps = _Factors(np.zeros(len(_CLASSES)), np.zeros(len(_CLASSES))), _Steps(0, 0, 0)
     for _ in range(_ROUNDS):
         comparisons = [compare(predict(current, m), m) for m in measurements]
-        before = current.factors
-        found = _learn(_rows(comparisons, before), len(measurements))
-        factors = dict(zip(_CLASSES, np.exp(found.log_mean).tolist(), strict=True))
+        classes = _learn(_rows(comparisons, current.factors), len(measurements))
+        steps = _learn_steps(comparisons, steps.log_mean)
+        factors = _named(np.exp(classes.log_mean + steps.log_mean))
+        moved = [abs(np.log(f / current.factors.get(c, 1.0))) for c, f in factors.items()]
         current = current.model_copy(update={"factors": factors})
-        if before and all(abs(np.log(factors[c] / before[c])) < 1e-3 for c in _CLASSES):
+        if max(moved) < 1e-3:
             break
-    assert found is not None
     learnt = current.model_copy(
         update={
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "source": f"{calibration.source}; factors of {len(measurements)} runs",
             "stack_id": stack_id,
-            "factor_log_std": dict(zip(_CLASSES, found.log_std.tolist(), strict=True)),
+            "factor_log_std": _named(np.hypot(classes.log_std, steps.log_std)),
             "memory_factors": _memory_factors(comparisons),
-            "step_residual_log": found.run_std,
+            "step_residual_log": steps.scatter,
             "step_residual_dof": _RUN_DOF + len(measurements),
             "measurements": tuple(sorted(m.id for m in measurements)),
             "base": calibration.id,
         }
     )
     return with_id(learnt, "cal")
+
+
+def _named(values: Array) -> dict[str, float]:
+    return dict(zip(_CLASSES, values.tolist(), strict=True))
 
 
 def check_stack(calibration: Calibration, measurements: Sequence[Measurement]) -> str:
@@ -169,7 +186,7 @@ def _rows(comparisons: Sequence[Comparison], factors: dict[str, float]) -> _Rows
 
 
 def _learn(rows: _Rows, num_runs: int) -> _Factors:
-    """Fits families, classes and runs together; the runs' scatter by expectation-maximisation."""
+    """Fits families, classes and runs together."""
     num_factors = _DESIGN.shape[1]
     design = np.hstack([_DESIGN[rows.cls], np.eye(num_runs)[rows.run]])
     run_rows = np.hstack([np.zeros((num_runs, num_factors)), np.eye(num_runs)])
@@ -177,28 +194,32 @@ def _learn(rows: _Rows, num_runs: int) -> _Factors:
     target = np.concatenate([rows.log_ratio, np.zeros(num_runs)])
     start = np.zeros(num_factors + num_runs)
     # Runs get their prior as residuals, so that a run that is off altogether counts less.
-    prior = Prior(
-        mean=start,
-        std=np.array(
-            [_FAMILY_STD] * len(_FAMILY_NAMES) + [_CLASS_STD] * len(_CLASSES) + [1e3] * num_runs
-        ),
+    stds = [_FAMILY_STD] * len(_FAMILY_NAMES) + [_CLASS_STD] * len(_CLASSES) + [1e3] * num_runs
+    noise = np.concatenate([rows.noise, np.full(num_runs, _RUN_STD)])
+    fit = robust_fit(
+        lambda p: stacked @ p - target, start, Prior(mean=start, std=np.array(stds)), noise
     )
-    run_std = _RUN_STD
-    for _ in range(20):
-        noise = np.concatenate([rows.noise, np.full(num_runs, run_std)])
-        fit = robust_fit(lambda p: stacked @ p - target, start, prior, noise)
-        runs, weights = fit.params[num_factors:], fit.weights[len(rows.noise) :]
-        spread = weights * (runs**2 + np.diag(fit.covariance)[num_factors:])
-        total = _RUN_DOF * _RUN_STD**2 + spread.sum()
-        updated = float(np.sqrt(total / (_RUN_DOF + weights.sum())))
-        done = abs(updated - run_std) < 1e-4 * run_std
-        run_std = updated
-        if done:
-            break
-    factors = fit.params[:num_factors]
     covariance = fit.covariance[:num_factors, :num_factors]
     variance = np.einsum("cf,fg,cg->c", _DESIGN, covariance, _DESIGN)
-    return _Factors(_DESIGN @ factors, np.sqrt(variance), run_std)
+    return _Factors(_DESIGN @ fit.params[:num_factors], np.sqrt(variance))
+
+
+def _learn_steps(comparisons: Sequence[Comparison], applied: float) -> _Steps:
+    """Fits the one number by which whole steps are off, and their scatter around it.
+
+    Args:
+        comparisons: of predictions whose factors already hold `applied` of that number.
+    """
+    steps = [c.metrics[0] for c in comparisons]
+    logs = np.log([s.measured / s.predicted for s in steps]) + applied
+    prior = Prior(np.zeros(1), np.full(1, _STEP_STD))
+    scatter = _RUN_STD
+    for _ in range(20):  # expectation-maximisation of the scatter
+        fit = robust_fit(partial(_offsets, logs), np.zeros(1), prior, np.full(len(logs), scatter))
+        squares = fit.weights * (fit.residuals**2 + fit.covariance[0, 0])
+        total = _RUN_DOF * _RUN_STD**2 + squares.sum()
+        scatter = float(np.sqrt(total / (_RUN_DOF + fit.weights.sum())))
+    return _Steps(float(fit.params[0]), float(np.sqrt(fit.covariance[0, 0])), scatter)
 
 
 def _offsets(logs: Array, params: Array) -> Array:

@@ -1,0 +1,104 @@
+"""What calibrate and compare take from the store, and the calibrations that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from flopwright.errors import InputError, Violation, did_you_mean
+
+if TYPE_CHECKING:
+    from flopwright.report.metrics import Measurement
+    from flopwright.simulator.calibration.model import Calibration
+
+
+def chosen_measurements(
+    url: str | None,
+    *,
+    plan: str | None = None,
+    only_stack: str | None = None,
+    exclude: Iterable[str] = (),
+) -> list[Measurement]:
+    """Returns the store's measurements that pass the filters, oldest first.
+
+    Raises:
+        InputError: none is left, or a name to leave out is not there.
+    """
+    from flopwright.store import open_store
+
+    store = open_store(url)
+    every = store.measurements()
+    if not every:
+        raise InputError(
+            Violation(
+                field="store",
+                value=store.url,
+                rule="holds no measurement yet",
+                nearest_fix="run a plan first: flopwright run PLAN",
+            )
+        )
+    names = {m.plan_name for m in every}
+    left_out = set(exclude)
+    unknown = sorted((left_out | ({plan} if plan else set())) - names)
+    if unknown:
+        raise InputError(
+            [
+                Violation(
+                    field="plan name",
+                    value=repr(name),
+                    rule="no measurement of that name is in the store",
+                    nearest_fix=did_you_mean(name, names),
+                )
+                for name in unknown
+            ]
+        )
+    found = [
+        m
+        for m in every
+        if m.plan_name not in left_out
+        and (plan is None or m.plan_name == plan)
+        and (only_stack is None or m.fingerprint.stack_id() == only_stack)
+    ]
+    if not found:
+        stacks = ", ".join(sorted({m.fingerprint.stack_id() for m in every}))
+        raise InputError(
+            Violation(
+                field="store",
+                value=store.url,
+                rule="no measurement passes the filters",
+                nearest_fix=f"its stacks: {stacks}; its plans: {', '.join(sorted(names))}",
+            )
+        )
+    return found
+
+
+def own_calibrations() -> list[Calibration]:
+    """Returns the user's own calibrations, the newest first; files that are none are skipped."""
+    from flopwright.simulator.calibration.files import own_folder, read_calibration
+
+    found = []
+    for path in sorted(own_folder().glob("*.yaml")):
+        try:
+            found.append(read_calibration(path))
+        except InputError:
+            continue
+    return sorted(found, key=lambda c: c.created, reverse=True)
+
+
+def prior_of(measurement: Measurement) -> Calibration:
+    """Returns the public prior of the processor that a measurement ran on."""
+    from flopwright.simulator.calibration.files import default_calibration
+    from flopwright.simulator.calibration.repredict import plan_of
+
+    return default_calibration(plan_of(measurement).scenario.cluster.node.gpu)
+
+
+def base_for(measurements: Sequence[Measurement], name: str | None) -> Calibration:
+    """Returns the curves to start from: named, else the stack's newest probe, else the prior."""
+    from flopwright.simulator.calibration.files import load_calibration
+
+    if name is not None:
+        return load_calibration(name)
+    stack = measurements[0].fingerprint.stack_id()
+    probes = (c for c in own_calibrations() if c.stack_id == stack and not c.measurements)
+    return next(probes, None) or prior_of(measurements[0])

@@ -1,0 +1,102 @@
+"""`flopwright calibrate`: fit the simulator to the store's measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from flopwright.report.compare_report import ErrorSummary
+    from flopwright.simulator.calibration.model import Calibration
+
+
+def calibrate(
+    store: Annotated[
+        str | None, typer.Option("--store", help="Store URL or SQLite file; default: your own.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", help="Curves to start from; default: this stack's last probe."),
+    ] = None,
+    only_stack: Annotated[
+        str | None, typer.Option("--only-stack", help="Learn from this stack's runs only.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", help="Plan to leave out, to predict it; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File; default: your own folder, by id.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Learn from measured runs how much slower each part of a step is than the curves say.
+
+    Example: flopwright calibrate --exclude ep2-zero1 --out calibration.yaml
+    """
+    from flopwright.cli._store_query import base_for, chosen_measurements
+    from flopwright.report.compare import compare
+    from flopwright.report.compare_report import summarise
+    from flopwright.simulator.calibration.files import save_calibration
+    from flopwright.simulator.calibration.fit_runs import check_stack, fit_runs
+    from flopwright.simulator.calibration.repredict import predict_measurement
+
+    measurements = chosen_measurements(store, only_stack=only_stack, exclude=exclude or ())
+    start = base_for(measurements, base)
+    check_stack(start, measurements)
+    learnt = fit_runs(start, measurements, predict_measurement)
+    errors = {
+        name: summarise(compare(predict_measurement(c, m), m) for m in measurements)
+        for name, c in (("before", start), ("after", learnt))
+    }
+    path = save_calibration(learnt, out)
+    if as_json:
+        data = {
+            "calibration": learnt.to_data(),
+            "file": str(path),
+            "errors": {n: e.to_data() if e else None for n, e in errors.items()},
+        }
+        typer.echo(json.dumps(data))
+        return
+    _show(learnt, start, errors)
+    typer.echo(f"calibration {learnt.id}: {path}")
+
+
+def _show(learnt: Calibration, start: Calibration, errors: dict[str, ErrorSummary | None]) -> None:
+    import math
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from flopwright.report.compare_style import label
+
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    console.print(
+        f"curves: {start.id} ({start.source}); learnt from {len(learnt.measurements)} runs "
+        f"of stack {learnt.stack_id}",
+        highlight=False,
+    )
+    table = Table(title="measured / predicted by the curves alone")
+    for column in ("part of a step", "factor", "known to within (1 sigma)"):
+        table.add_column(column, justify="left" if column == "part of a step" else "right")
+    for name, factor in learnt.factors.items():
+        spread = math.exp(learnt.factor_log_std[name])
+        table.add_row(label(name), f"{factor:.3f}", f"x or / {spread:.2f}")
+    for name, factor in learnt.memory_factors.items():
+        table.add_row(f"{label(name)} (memory)", f"{factor:.3f}", "")
+    console.print(table)
+    for name, found in errors.items():
+        if found is not None:
+            console.print(
+                f"step-time error {name}: median {found.median_error:.1%}, "
+                f"largest {found.max_error:.1%}",
+                highlight=False,
+            )
+    console.print(
+        f"runs scatter by {learnt.step_residual_log:.1%} (1 sigma) around the prediction",
+        highlight=False,
+    )

@@ -1,0 +1,150 @@
+"""`flopwright compare`: predicted against measured, before and after calibration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from flopwright.report.compare_report import ComparedRun
+    from flopwright.report.metrics import Measurement
+    from flopwright.simulator.calibration.model import Calibration
+
+
+def compare(
+    store: Annotated[
+        str | None, typer.Option("--store", help="Store URL or SQLite file; default: your own.")
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option("--calibration", help="File or id; default: the newest of the runs' stack."),
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option("--before", help="What to compare it with; default: the public prior."),
+    ] = None,
+    plan: Annotated[
+        str | None, typer.Option("--plan", help="Only the runs of this plan name.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Write a picture here.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page here; it needs no network.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show predicted against measured for the store's runs, and where to look first.
+
+    Every run is predicted anew from its own plan, before and after calibration.
+
+    Example: flopwright compare --png compare.png --html compare.html
+    """
+    import sys
+
+    from rich.console import Console
+
+    from flopwright.cli._compare_view import show
+    from flopwright.cli._store_query import chosen_measurements
+    from flopwright.report.compare_report import make_report
+    from flopwright.simulator.calibration.files import load_calibration, write_atomically
+
+    measurements = chosen_measurements(store, plan=plan)
+    after = load_calibration(calibration) if calibration else _newest(measurements)
+    mine, others = _of_stack(measurements, after)
+    first = load_calibration(before) if before else None
+    report = make_report(_compared(mine, first, after))
+    picture, page = _drawings(report, png, html)
+    if png is not None:
+        _write_bytes(png, picture)
+    if html is not None:
+        write_atomically(html, page)
+    if as_json:
+        typer.echo(json.dumps(report.to_data()))
+        return
+    show(Console(width=None if sys.stdout.isatty() else 130), report)
+    if others:
+        typer.echo(f"{len(others)} runs of other stacks are left out", err=True)
+    for path in (png, html):
+        if path is not None:
+            typer.echo(f"written: {path}")
+
+
+def _newest(measurements: list[Measurement]) -> Calibration | None:
+    """Returns the newest own calibration of the latest run's stack, None where there is none."""
+    from flopwright.cli._store_query import own_calibrations
+
+    stack = measurements[-1].fingerprint.stack_id()
+    return next((c for c in own_calibrations() if c.stack_id == stack), None)
+
+
+def _of_stack(
+    measurements: list[Measurement], calibration: Calibration | None
+) -> tuple[list[Measurement], list[Measurement]]:
+    """Returns the runs the calibration speaks of, and the others."""
+    from flopwright.errors import InputError, Violation
+
+    if calibration is None or not calibration.stack_id:
+        return measurements, []
+    mine = [m for m in measurements if m.fingerprint.stack_id() == calibration.stack_id]
+    if not mine:
+        stacks = ", ".join(sorted({m.fingerprint.stack_id() for m in measurements}))
+        raise InputError(
+            Violation(
+                field="calibration.stack_id",
+                value=calibration.stack_id,
+                rule=f"no measured run is of this stack; theirs: {stacks}",
+                nearest_fix="name a calibration of their stack, or run a plan on this one",
+            )
+        )
+    return mine, [m for m in measurements if m not in mine]
+
+
+def _compared(
+    measurements: list[Measurement], before: Calibration | None, after: Calibration | None
+) -> Iterator[ComparedRun]:
+    from flopwright.cli._store_query import prior_of
+    from flopwright.report.compare import compare as compare_one
+    from flopwright.report.compare_report import ComparedRun
+    from flopwright.simulator.calibration.repredict import predict_measurement
+
+    for m in measurements:
+        prior = before or prior_of(m)
+        last = after or prior
+        yield ComparedRun(
+            plan_name=m.plan_name,
+            measurement_id=m.id,
+            held_out=m.id not in last.measurements,
+            before=compare_one(predict_measurement(prior, m), m) if after else None,
+            after=compare_one(predict_measurement(last, m), m),
+        )
+
+
+def _drawings(report: object, png: Path | None, html: Path | None) -> tuple[bytes, str]:
+    """Returns picture and page, drawn before anything is written."""
+    from flopwright.report.compare_html import comparison_html
+    from flopwright.report.compare_png import comparison_png
+    from flopwright.report.compare_report import ComparisonReport
+
+    assert isinstance(report, ComparisonReport)
+    return (
+        comparison_png(report) if png is not None else b"",
+        comparison_html(report) if html is not None else "",
+    )
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    from flopwright.errors import InputError, Violation
+
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(
+            Violation(file=str(path), rule=f"cannot write the file: {error.strerror}")
+        ) from error
