@@ -9,7 +9,7 @@ bound): the ranking is then that of replaying every candidate.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -109,41 +109,57 @@ def finalists(
     Candidates with the asked headroom come first; those that only just fit follow where
     there are not enough of them.
     """
-    ids, cosy = layout_ids(priced.candidates), comfortable(priced, scenario)
-    ranks = order(priced, scenario)
-    index: list[Ints] = []
-    times: list[Floats] = []
-    seen: set[int] = set()
-    proved, budget = True, MAX_REPLAYS
+    cosy, ranks = comfortable(priced, scenario), order(priced, scenario)
+    hunt = _Hunt(priced, scenario, calibration, layout_ids(priced.candidates))
     for tier in (ranks[cosy[ranks]], ranks[(priced.fits & ~cosy)[ranks]]):
-        best: dict[int, float] = {}
-        need = layouts - len(seen)
-        start = 0
-        while need > 0 and start < len(tier):
-            bound = _value(priced, scenario, tier[start : start + 1], None)[0]
-            known = sorted(v for k, v in best.items() if k not in seen)
-            if len(known) >= need and known[need - 1] <= bound * (1 + _ROUNDING):
-                break
-            if budget <= 0:
-                proved = False
-                break
-            part = tier[start : start + min(BATCH, budget)]
-            exact = replayed_step_times(scenario, priced.candidates.take(part), calibration)
-            for k, v in zip(ids[part], _value(priced, scenario, part, exact), strict=True):
-                best[int(k)] = min(float(v), best.get(int(k), np.inf))
-            index.append(part)
-            times.append(exact)
-            start += len(part)
-            budget -= len(part)
-        seen |= set(best)
-    empty = np.zeros(0)
+        hunt.through(tier, layouts)
     return Finalists(
-        index=np.concatenate(index) if index else empty.astype(np.int64),
-        step_time_s=np.concatenate(times) if times else empty,
-        proved=proved,
+        index=np.concatenate([np.zeros(0, np.int64), *hunt.index]),
+        step_time_s=np.concatenate([np.zeros(0), *hunt.times]),
+        proved=hunt.proved,
     )
 
 
-def _value(priced: Priced, scenario: Scenario, index: Ints, exact: Floats | None) -> Floats:
-    """Returns the objective of the candidates at `index`, from exact times where given."""
-    return objective_value(select(priced, index, exact), scenario)
+@dataclass(slots=True)
+class _Hunt:
+    """The best-first search in progress; `settled` layouts were found in an earlier tier."""
+
+    priced: Priced
+    scenario: Scenario
+    calibration: Calibration | None
+    ids: Ints
+    index: list[Ints] = field(default_factory=list)
+    times: list[Floats] = field(default_factory=list)
+    settled: set[int] = field(default_factory=set)
+    proved: bool = True
+
+    def through(self, tier: Ints, layouts: int) -> None:
+        """Replays candidates of a tier, best bound first, until `layouts` layouts are known."""
+        best: dict[int, float] = {}
+        need, start = layouts - len(self.settled), 0
+        while need > 0 and start < len(tier):
+            known = sorted(best.values())
+            bound = self._values(tier[start : start + 1])[0]
+            if len(known) >= need and known[need - 1] <= bound * (1 + _ROUNDING):
+                break
+            left = MAX_REPLAYS - sum(map(len, self.index))
+            if left <= 0:
+                self.proved = False
+                break
+            part = tier[start : start + min(BATCH, left)]
+            start += len(part)
+            self._replay(part, best)
+        self.settled |= set(best)
+
+    def _replay(self, part: Ints, best: dict[int, float]) -> None:
+        chosen = self.priced.candidates.take(part)
+        exact = replayed_step_times(self.scenario, chosen, self.calibration)
+        self.index.append(part)
+        self.times.append(exact)
+        for layout, value in zip(self.ids[part], self._values(part, exact), strict=True):
+            if int(layout) not in self.settled:
+                best[int(layout)] = min(float(value), best.get(int(layout), np.inf))
+
+    def _values(self, index: Ints, exact: Floats | None = None) -> Floats:
+        """Returns the objective at `index`, from exact times where given, else the bound."""
+        return objective_value(select(self.priced, index, exact), self.scenario)

@@ -8,9 +8,10 @@ import pytest
 from flopwright.errors import InputError
 from flopwright.planner import exact
 from flopwright.planner.exact import finalists, replayed_step_times
-from flopwright.planner.ranking import headroom, layout_ids
+from flopwright.planner.ranking import Priced, headroom, layout_ids
 from flopwright.planner.search import price, search
 from flopwright.planner.space import legal_candidates
+from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.evaluate import evaluate
 from flopwright.simulator.training.predict import predict
 from flopwright.spec.load import load_scenario
@@ -56,7 +57,9 @@ def _with_memory(scenario: Scenario, hbm_bytes: float, headroom: float = 0.05) -
     [MINI, pytest.param(TINY_K2, marks=pytest.mark.slow)],
     ids=["mini", "tiny_k2"],
 )
-def test_the_search_equals_a_loop_over_every_plan(scenario: Scenario) -> None:
+def test_the_search_equals_a_loop_over_every_plan(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Oracle: predict each plan by itself, keep those that fit, the best of each layout.
 
     Plans that leave the headroom asked for go before those that only just fit.
@@ -76,11 +79,13 @@ def test_the_search_equals_a_loop_over_every_plan(scenario: Scenario) -> None:
         seconds = predict(scenario, candidates.plan(i))[0].metrics.step_time_s
         layout = int(ids[i])
         best[layout] = min((tight, seconds), best.get(layout, (True, np.inf)))
-    result = search(scenario, top_k=5)
+    monkeypatch.setattr(exact, "BATCH", 2)  # so that the search has to know when to stop
+    result = search(scenario, top_k=2)
     assert result.candidates == len(candidates)
     assert result.fit == fit
     assert result.proved
-    expected = [seconds for _, seconds in sorted(best.values())[:5]]
+    assert result.replayed < fit
+    expected = [seconds for _, seconds in sorted(best.values())[:2]]
     found = [r.prediction.metrics.step_time_s for r in result.ranked]
     assert found == pytest.approx(expected, rel=1e-9)
     assert [r.rank for r in result.ranked] == list(range(1, len(expected) + 1))
@@ -142,6 +147,45 @@ def test_fixed_fields_restrict_the_search() -> None:
     assert {r.plan.recompute for r in result.ranked} == {"full"}
     with pytest.raises(InputError):
         search(SMALL_K2, fixed={"pp": 5})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_best_first_finds_the_best_where_bounds_mislead(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact times up to 30 % above the bound, so that the first bounds are rarely the best."""
+    rng = np.random.default_rng(seed)
+    candidates = legal_candidates(SMALL_K2)
+    bound = rng.uniform(10, 12, len(candidates))
+    truth = bound * rng.uniform(1.0, 1.3, len(candidates))
+    priced = Priced(
+        candidates=candidates,
+        step_time_s=bound,
+        peak_bytes=np.full(len(candidates), 2.0**35),
+        peak_stage=np.zeros(len(candidates), np.int64),
+        fits=np.ones(len(candidates), bool),
+    )
+
+    def key(chosen: Candidates, i: int) -> tuple[object, ...]:
+        return tuple(chosen.plan(i).model_dump().values())
+
+    times = {key(candidates, i): truth[i] for i in range(len(candidates))}
+
+    def replayed(scenario: Scenario, chosen: Candidates, calibration: object) -> object:
+        return np.array([times[key(chosen, i)] for i in range(len(chosen))])
+
+    monkeypatch.setattr(exact, "replayed_step_times", replayed)
+    monkeypatch.setattr(exact, "BATCH", 3)
+    found = finalists(priced, SMALL_K2, 3)
+    ids = layout_ids(candidates)
+    best = sorted(truth[ids == layout].min() for layout in np.unique(ids))
+    mine = sorted(
+        found.step_time_s[ids[found.index] == layout].min()
+        for layout in np.unique(ids[found.index])
+    )
+    assert mine[:3] == best[:3]
+    assert found.proved
+    assert len(found.index) < len(candidates)
 
 
 def test_a_spent_budget_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
