@@ -8,7 +8,7 @@ alpha_s + bytes / bytes_per_s.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
@@ -93,7 +93,7 @@ class Calibration(Spec):
     factors: dict[str, PositiveFloat] = Field(default_factory=dict)
     factor_log_std: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     memory_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
-    hidden_share: dict[str, float] = Field(default_factory=dict)
+    hidden_share: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
     step_residual_log: NonNegativeFloat = 0.3
     step_residual_dof: PositiveFloat | None = None

@@ -30,6 +30,8 @@ def _all(scenario: Scenario, plan: ParallelPlan, calibration: Calibration) -> It
     for cls, share in sorted(calibration.hidden_share.items()):
         if share and ((cls == "ep_comm" and plan.ep > 1) or (cls == "dp_comm" and plan.dp > 1)):
             yield f"{share:.0%} of {cls} is hidden, as far as there is compute to hide it"
+    if scenario.model.tied_embeddings and plan.pp > 1:
+        yield "the tied table stands on the first and the last stage; their sum is not priced"
     if plan.tp > 1:
         yield "tensor parallelism includes sequence parallelism"
     ranks = min(plan.world_size, node.gpus)

@@ -89,7 +89,7 @@ def pipeline_costs(
     offload = _offload(scenario, candidates, calibration, saved, fp8, forward, backward)
     forward.update(offload[0])
     backward.update(offload[1])
-    params = pick.params(pp, vpp)
+    params = _with_tied_head(scenario, candidates, pick.params(pp, vpp))
     last_backward = np.asarray(sum(backward.values()))[:pp]
     muon_s = (pick.staged("muon_dense_s", pp, vpp), pick.staged("muon_expert_s", pp, vpp))
     end = step_end(scenario, candidates, calibration, params, last_backward, muon_s)
@@ -183,6 +183,23 @@ class _Picker:
             summed = self._sum([getattr(t.params, name)[self.column] for t in self.tables])
             out[name] = summed.reshape(vpp, pp, -1).sum(axis=0)
         return ParamCounts(**out)
+
+
+def _with_tied_head(
+    scenario: Scenario, candidates: Candidates, params: ParamCounts
+) -> ParamCounts:
+    """Adds the table's second copy where the head that shares it stands on another stage."""
+    model = scenario.model
+    if not model.tied_embeddings or len(params.held) == 1:
+        return params
+    copy = np.zeros(params.held.shape)
+    copy[-1] = np.ceil(model.vocab_size * model.hidden_size / candidates.tp)
+    return ParamCounts(
+        held=params.held + copy,
+        dense=params.dense + copy,
+        dense_matrix=params.dense_matrix,
+        expert=params.expert,
+    )
 
 
 def core_share(scenario: Scenario, candidates: Candidates, calibration: Calibration) -> Array:

@@ -139,6 +139,14 @@ def test_plans_that_do_not_fit_say_so() -> None:
     assert found.peak_bytes[0] > K2.cluster.node.gpu.hbm_bytes
 
 
+def test_a_tied_head_on_another_stage_is_a_second_copy() -> None:
+    tied = K2.model_copy(update={"model": K2.model.model_copy(update={"tied_embeddings": True})})
+    for pp, missing in ((1, 1), (4, 0)):
+        plan = ParallelPlan(pp=pp, dp_shard=16, ep=16)
+        weights = [_evaluate(s, plan).memory_bytes["weights"].sum() for s in (K2, tied)]
+        assert weights[0] - weights[1] == missing * 2 * 163840 * 7168
+
+
 def test_cpu_ranks_hold_what_the_executor_allocates() -> None:
     """fp32 weights are their own masters; AdamW's two moments are cut by ZeRO-1."""
     found = _evaluate(
