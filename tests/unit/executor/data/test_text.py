@@ -155,3 +155,12 @@ def test_split_keeps_every_document_on_one_side(sizes, seed):
     else:
         assert split.train == split.held_out == tuple(documents)
         assert total < 60 * 20 * 16_384
+
+
+def test_of_one_long_document_the_end_is_held_out():
+    text = "".join(chr(97 + i % 26) for i in range(1_000_000))
+    split = split_documents([text, "short"])
+    assert split.rule == "tail"
+    (tail,) = split.held_out
+    assert len(tail) == pytest.approx(20_000, abs=10)
+    assert split.train == (text[: -len(tail)], "short")
