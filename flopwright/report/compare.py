@@ -34,7 +34,7 @@ class MetricComparison(Spec):
     unit: Unit
     predicted: float
     measured: float
-    signed_error: float | None
+    signed_error: float | None = None
     in_interval: bool | None = None
 
 
@@ -77,13 +77,13 @@ class Comparison(Spec):
     kind: Literal["comparison"] = "comparison"
     plan_name: str
     measurement_id: str
-    calibration_id: str | None
+    calibration_id: str | None = None
     provenance: Provenance
     interval: Interval
     metrics: tuple[MetricComparison, ...]
     time_classes: tuple[ClassComparison, ...]
     memory_classes: tuple[ClassComparison, ...]
-    worst: Finding | None
+    worst: Finding | None = None
     noise_floor: float | None = None
 
     def error(self, metric: str) -> float | None:

@@ -21,7 +21,7 @@ class ComparedRun(Spec):
     plan_name: str
     measurement_id: str
     held_out: bool
-    before: Comparison | None
+    before: Comparison | None = None
     after: Comparison
 
 
@@ -37,7 +37,7 @@ class ErrorSummary(Spec):
     runs: int
     median_error: float
     max_error: float
-    max_memory_error: float | None
+    max_memory_error: float | None = None
     inside_interval: float
 
 
@@ -50,14 +50,14 @@ class ComparisonReport(Spec):
     """
 
     kind: Literal["comparison_report"] = "comparison_report"
-    before_calibration: str | None
-    after_calibration: str | None
+    before_calibration: str | None = None
+    after_calibration: str | None = None
     runs: tuple[ComparedRun, ...]
-    before: ErrorSummary | None
-    after: ErrorSummary | None
-    fitted: ErrorSummary | None
-    held_out: ErrorSummary | None
-    noise_floor: float | None
+    before: ErrorSummary | None = None
+    after: ErrorSummary | None = None
+    fitted: ErrorSummary | None = None
+    held_out: ErrorSummary | None = None
+    noise_floor: float | None = None
 
 
 def summarise(comparisons: Iterable[Comparison]) -> ErrorSummary | None:
