@@ -139,7 +139,7 @@ def pareto_figure(result: SearchResult, capacity_bytes: int) -> go.Figure:
         x=capacity_bytes * byte_factor,
         line={"color": _LINE, "dash": "dash"},
         annotation={"text": "capacity", "font": {"color": _LINE}},
-        annotation_position="top left",
+        annotation_position="top right",
     )
     return _layout(
         figure, x=f"peak memory of the fullest rank ({byte_unit})", y=f"step time ({time_unit})"

@@ -22,7 +22,7 @@ def ranked(result: SearchResult) -> pd.DataFrame:
                 "tokens/s a GPU": _digits(r.prediction.metrics.tokens_per_s_per_gpu),
                 "MFU (%)": _digits(100 * r.prediction.metrics.mfu),
                 "peak memory (GiB)": _digits(r.prediction.metrics.peak_memory_bytes / GIB),
-                "headroom (%)": _digits(100 * r.headroom),
+                "headroom (%)": round(100 * r.headroom, 1),
                 "variants": r.variants,
             }
             for r in result.ranked
@@ -53,22 +53,19 @@ def compared(report: ComparisonReport) -> pd.DataFrame:
     rows = []
     for run in report.runs:
         step = run.after.metrics[0]
-        before = run.before.error("step_time_s") if run.before is not None else None
-        memory = run.after.error("tensor_memory_bytes")
-        rows.append(
-            {
-                "run": run.measurement_id,
-                "plan": run.plan_name,
-                "measured (ms)": _digits(1e3 * step.measured),
-                "predicted (ms)": _digits(1e3 * step.predicted),
-                "error (%)": _percent(step.signed_error),
-                "error before (%)": _percent(before),
-                "memory error (%)": _percent(memory),
-                "in interval": step.in_interval,
-                "learnt from": not run.held_out,
-                "look first at": run.after.worst.text if run.after.worst is not None else "",
-            }
-        )
+        row = {
+            "run": run.measurement_id,
+            "plan": run.plan_name,
+            "measured (ms)": _digits(1e3 * step.measured),
+            "predicted (ms)": _digits(1e3 * step.predicted),
+            "error (%)": _percent(step.signed_error),
+            "in interval": "yes" if step.in_interval else "no",
+            "tensor memory error (%)": _percent(run.after.error("tensor_memory_bytes")),
+        }
+        if run.before is not None:
+            row["error before (%)"] = _percent(run.before.error("step_time_s"))
+            row["role"] = "held out" if run.held_out else "learnt from"
+        rows.append(row)
     return pd.DataFrame(rows)
 
 

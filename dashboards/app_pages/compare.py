@@ -37,8 +37,8 @@ def _nothing_yet(url: str) -> None:
     """Says what to do when the store is empty."""
     st.info(f"**No runs yet** in {url}. A run adds its measurement:")
     st.code(
-        "flopwright plan kimi_k2_mini_2cpu_fp32 --to plan.yaml\n"
-        "flopwright run plan.yaml --out run\n"
+        "flopwright plan kimi_k2_mini_2cpu_fp32 --out plan.yaml\n"
+        "flopwright run plan.yaml --out runs/mini\n"
         "flopwright calibrate",
         language="bash",
     )
@@ -79,15 +79,15 @@ def _summary(report: ComparisonReport) -> None:
             ("median error after", report.after),
             ("median error, held-out runs", report.held_out),
         ]
-    columns = st.columns(4)
+    columns = st.columns(len(shown) + 1)
     for column, (title, summary) in zip(columns, shown, strict=False):
         column.metric(title, "-" if summary is None else f"{summary.median_error:.1%}")
         if summary is not None:
             inside = f"{summary.inside_interval:.0%} inside the interval"
             column.caption(f"{_runs(summary.runs)}, {inside}")
     floor = report.noise_floor
-    columns[3].metric("noise floor", "not measured" if floor is None else f"{floor:.1%}")
-    columns[3].caption("one plan measured twice: smaller errors say nothing")
+    columns[-1].metric("noise floor", "not measured" if floor is None else f"{floor:.1%}")
+    columns[-1].caption("one plan measured twice: smaller errors say nothing")
 
 
 def _runs(count: int) -> str:
