@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -144,8 +145,9 @@ def write_measurement(out_dir: Path, measurement: Measurement, history: History)
 
 
 def step_times(history: History) -> StepTimes:
-    """Returns the summary of a plan's rounds."""
-    return summarise(history.rounds)
+    """Returns the summary of a plan's rounds; every step that is not kept counts as discarded."""
+    times = summarise(history.rounds)
+    return replace(times, discarded_steps=len(history.losses) - len(times.samples_s))
 
 
 def save_checkpoint(trial: Trial, out_dir: Path, data_dir: Path, steps: int) -> Path:

@@ -107,13 +107,14 @@ class Trial:
         """
         self._step = step
         batch = self._microbatches(step)
+        allocated = _start_peak(self.device) if meter_memory else 0
         metering = saved_bytes([self.stage]) if meter_memory else nullcontext()
         with metering as meter:
             self.timer.start_step()
             loss_mean = self.runner.run_step(batch)
             trace = self.timer.finish_step()
         if meter is not None:
-            self.memory = self._memory_by_class(meter)
+            self.memory = self._memory_by_class(meter, allocated)
         return StepRecord(
             step=step,
             loss=loss_mean,
@@ -151,7 +152,8 @@ class Trial:
             block.gate.update_bias_(load)
             block.reset_loads()
 
-    def _memory_by_class(self, meter: SavedBytes) -> dict[str, int]:
+    def _memory_by_class(self, meter: SavedBytes, allocated_before: int) -> dict[str, int]:
+        """Returns bytes by class; on GPUs what the peak has beyond them is temporary."""
         classes = {
             "weights": weight_bytes([self.stage]),
             "gradients": self.data_parallel.gradient_bytes(),
@@ -159,9 +161,18 @@ class Trial:
             "activations": meter.peak_bytes,
         }
         if self.device.type == "cuda":
-            allocated = torch.cuda.max_memory_reserved(self.device)
-            classes["reserved"] = max(0, allocated - sum(classes.values()))
+            grown = torch.cuda.max_memory_allocated(self.device) - allocated_before
+            kept = classes["gradients"] + classes["activations"]
+            classes["temporaries"] = max(0, grown - kept)
         return classes
+
+
+def _start_peak(device: torch.device) -> int:
+    """Starts a new peak of the GPU's allocator; returns the bytes allocated now (0 on CPUs)."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
 def start_trial(

@@ -4,7 +4,13 @@ import pytest
 
 from flopwright.executor.launch.request import RunEntry, RunRequest
 from flopwright.executor.measure.timers import StepTrace
-from flopwright.executor.train.results import launch_noise_floor, time_by_class, typical_trace
+from flopwright.executor.train.results import (
+    launch_noise_floor,
+    step_times,
+    time_by_class,
+    typical_trace,
+)
+from flopwright.executor.train.rounds import History
 from flopwright.plan.mesh import Mesh
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.report.trace import TraceEvent
@@ -55,3 +61,11 @@ def test_the_noise_floor_compares_equal_plans_only() -> None:
         steps=1,
     )
     assert launch_noise_floor(request, [1.0, 5.0, 1.2]) == pytest.approx(0.2)
+
+
+def test_a_step_that_is_not_kept_is_discarded() -> None:
+    # The first round's second step metered memory and has no time.
+    history = History(rounds=[[9.0], [1.0, 2.0]], losses=[3.0, 2.9, 2.8, 2.7])
+    times = step_times(history)
+    assert times.samples_s == (1.0, 2.0)
+    assert times.discarded_steps == 2
