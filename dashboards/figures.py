@@ -210,7 +210,7 @@ def sweep_figure(sweep: LambdaSweep) -> go.Figure:
 
 def scatter_figure(after: Sequence[Comparison], before: Sequence[Comparison] = ()) -> go.Figure:
     """Returns predicted over measured step times with bands of 10 and 20 percent."""
-    pairs = {"before calibration": (before, BEFORE), "predicted": (after, AFTER)}
+    pairs = {"public prior": (before, BEFORE), "this calibration": (after, AFTER)}
     steps = [c.metrics[0] for c in (*before, *after)]
     top = max((max(m.predicted, m.measured) for m in steps), default=1.0)
     low = min((min(m.predicted, m.measured) for m in steps), default=0.0)

@@ -12,8 +12,6 @@ from flopwright.report.compare_report import ComparisonReport, ErrorSummary
 from flopwright.report.metrics import Measurement
 from flopwright.store import open_store
 
-PRIOR = "public prior"
-
 
 def page() -> None:
     """Draws the page."""
@@ -47,20 +45,19 @@ def _nothing_yet(url: str) -> None:
 
 def _compared(measurements: list[Measurement]) -> None:
     """Shows the comparison under the chosen calibration."""
-    known = calibrations()
-    name = chosen("Calibration", [*known, PRIOR], "calibration")
-    keep_in_url(calibration=name)
     try:
-        report = compared_runs(measurements, known.get(name), before=name != PRIOR)
+        known = calibrations(measurements)
+        name = chosen("Calibration", list(known), "calibration")
+        report = compared_runs(measurements, known[name])
     except InputError as error:
         show_problems(error, "These runs cannot be predicted")
         return
+    keep_in_url(calibration=name)
+    if len(report.runs) < len(measurements):
+        st.caption(f"{_runs(len(report.runs))} of the stack that this calibration speaks of.")
+    store = ["--store", str(store_url())] if store_url() is not None else []
+    command = ["flopwright", "compare", "--calibration", name, *store]
     _summary(report)
-    command = ["flopwright", "compare"]
-    if name != PRIOR:
-        command += ["--calibration", name]
-    if store_url() is not None:
-        command += ["--store", str(store_url())]
     st.dataframe(tables.compared(report), hide_index=True, width="stretch")
     st.subheader("Predicted against measured step time")
     after = [run.after for run in report.runs]

@@ -15,6 +15,7 @@ pytest.importorskip("plotly")
 testing = pytest.importorskip("streamlit.testing.v1")
 
 from flopwright.dashboards.parts import uploaded_scenario  # noqa: E402
+from flopwright.dashboards.runs import calibrations, compared_runs  # noqa: E402
 from flopwright.errors import InputError  # noqa: E402
 from flopwright.planner.search import search  # noqa: E402
 from flopwright.report.metrics import Fingerprint, Measurement  # noqa: E402
@@ -203,6 +204,32 @@ def test_compare_shows_runs(home: Path) -> None:
     assert charts(app) == 3
     errors = app.dataframe[0].value.set_index("plan")["error (%)"].to_dict()
     assert errors == {"a": pytest.approx(-9.1, abs=0.05), "b": pytest.approx(-28.6, abs=0.05)}
+    assert app.metric[0].label == "median error"
+
+
+@pytest.mark.slow
+def test_compare_shows_what_the_verb_prints(home: Path) -> None:
+    """Before and after a calibration, with one run it did not learn from."""
+    runs = [measured("a", 1.1), measured("b", 1.4), measured("c", 1.3)]
+    open_store().add_all(runs)
+    assert run_cli("calibrate", "--exclude", "c").returncode == 0
+    app = open_page("compare")
+    assert not app.exception
+    learnt = kept(app, "calibration")
+    done = run_cli("compare", "--calibration", learnt, "--json")
+    assert app.code[0].value == f"flopwright compare --calibration {learnt}"
+    assert done.returncode == 0, done.stderr
+    report = compared_runs(runs, calibrations(runs)[learnt])
+    assert json.loads(done.stdout) == report.to_data()
+    assert [m.label for m in app.metric][:3] == [
+        "median error before",
+        "median error after",
+        "median error, held-out runs",
+    ]
+    assert list(app.dataframe[0].value["role"]) == ["learnt from", "learnt from", "held out"]
+    box = app.selectbox[0]
+    box.select(box.options[-1]).run()  # the public prior
+    assert not app.exception
     assert app.metric[0].label == "median error"
 
 
