@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -206,7 +207,7 @@ def _where_next(demo: Demo) -> None:
         ("", f"flopwright export {out}/k2_2048_h800.plan.yaml --to {out}/k2_bundle"),
         ("", f"flopwright generate {out}/run/checkpoint-pp2 --prompt 'def '"),
         ("", f"flopwright compare --store {store} --calibration {out}/calibration.yaml"),
-        ("", "flopwright rollouts k2_like_round --sweep"),
+        ("", "flopwright rollouts kimi_k2_like_256gpu_h800 --sweep"),
         ("", f"flopwright dashboard --store {store}"),
     )
     for path, text in lines:
@@ -248,7 +249,9 @@ def _summary(result: RunResult, report: ComparisonReport, wall_s: float) -> dict
 
 def _loss_spread(result: RunResult, window: slice) -> float:
     """Returns the largest difference between plans at one step, as a share of the loss."""
-    rows = zip(*(m.losses[window] for m in result.measurements), strict=True)
+    rows: Iterable[tuple[float, ...]] = zip(
+        *(m.losses[window] for m in result.measurements), strict=True
+    )
     return max((max(row) - min(row)) / min(row) for row in rows)
 
 
