@@ -182,15 +182,23 @@ def progress_display(*, quiet: bool = False) -> Iterator[Progress]:
         with _bars() as show:
             yield show
     else:
-        yield _line
+        yield _lines()
 
 
-def _line(event: dict[str, Any]) -> None:
-    """Writes one line a round of a plan, and one a phase that begins."""
-    if "plan" in event:
-        typer.echo(_step_text(event), err=True)
-    elif event["share"] == 0:
-        typer.echo(event["phase"], err=True)
+def _lines() -> Progress:
+    """Returns a callback that writes one line a round of a plan, and one a phase that begins."""
+    said: set[str] = set()
+
+    def show(event: dict[str, Any]) -> None:
+        if "plan" in event:
+            typer.echo(_step_text(event), err=True)
+            return
+        phase = event["phase"].partition(":")[0]  # "probe: gemm 64x64x64" is one phase
+        if phase not in said:
+            said.add(phase)
+            typer.echo(phase, err=True)
+
+    return show
 
 
 def _step_text(event: dict[str, Any]) -> str:

@@ -43,12 +43,20 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
         "dp2-ep2-zero1": {"dp_shard": 2, "ep": 2, "zero_stage": 1},
         "dp2-zero1-again": {"dp_shard": 2, "zero_stage": 1},
     },
+    "fp32 on 4 ranks": {
+        "pp2-dp2-zero1": {"pp": 2, "dp_shard": 2, "zero_stage": 1},
+        "dp4-ep2-zero1": {"dp_shard": 4, "ep": 2, "zero_stage": 1},
+        "pp2-dp2-ep2-zero1": {"pp": 2, "dp_shard": 2, "ep": 2, "zero_stage": 1},
+        "hybrid": {"dp_replicate": 2, "dp_shard": 2, "ep": 2, "layers_per_stage": (3,)},
+        "pp2-dp2": {"pp": 2, "dp_replicate": 2, "layers_per_stage": (2, 1)},
+    },
 }
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
 
 
-def small(dtype: str) -> Scenario:
+def small(dtype: str, ranks: int) -> Scenario:
     scenario = load_scenario("kimi_k2_mini_2cpu_fp32")
+    node = scenario.cluster.node.model_copy(update={"gpus": ranks})
     model, workload = scenario.model, scenario.workload
     assert model.moe is not None
     moe = model.moe.model_copy(
@@ -65,6 +73,7 @@ def small(dtype: str) -> Scenario:
     rate = workload.learning_rate.model_copy(update={"peak": 0.3, "final": 0.1, "warmup_steps": 2})
     return scenario.model_copy(
         update={
+            "cluster": scenario.cluster.model_copy(update={"node": node}),
             "model": model.model_copy(
                 update={
                     "hidden_size": 32,
@@ -106,21 +115,22 @@ class Reference:
     held_out: float
 
 
-@pytest.fixture(scope="module", params=["fp64", "fp32"])
+@pytest.fixture(scope="module", params=list(PLANS))
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp(request.param)
+    dtype, folder = request.param.split()[0], tmp_path_factory.mktemp("run")
     text = folder / "text.txt"
     text.write_text(TEXT)
-    scenario, paths = small(request.param), []
+    world = 4 if "4 ranks" in request.param else 2
+    scenario, paths = small(dtype, world), []
     for name, plan in PLANS[request.param].items():
         path = folder / f"{name}.yaml"
         file = make_plan_file(scenario, ParallelPlan(micro_batch_size=2, **plan), name)
         path.write_text(dump_yaml(file))
         paths.append(path)
     events: list[dict[str, Any]] = []
-    options = LaunchOptions(text=text, tokenizer="characters", steps_per_round=2, nproc=2)
+    options = LaunchOptions(text=text, tokenizer="characters", steps_per_round=2, nproc=world)
     result = launch(paths, folder / "out", options, events.append)
-    return Run(request.param, scenario, result, events)
+    return Run(dtype, scenario, result, events)
 
 
 @pytest.fixture(scope="module")
@@ -247,13 +257,13 @@ def test_memory_is_what_the_plan_says(run: Run) -> None:
         dense, mine = local - experts // plan.ep, experts // plan.ep
         moments = dense / ways + mine / (ways / plan.ep if plan.zero_stage else 1)
         states = sum(stage["optimizer_state"] for stage in memory)
-        assert states == pytest.approx(2 * width * moments, abs=200), entry.name  # padding
+        assert states == pytest.approx(2 * width * moments, abs=400), entry.name  # padding
         assert all(stage["activations"] > 0 for stage in memory)
 
 
 def test_equal_plans_give_the_noise_floor(run: Run) -> None:
     floors = {m.noise_floor for m in run.result.measurements}
-    if run.dtype == "fp64":
+    if len(run.result.measurements) != 4 or run.dtype == "fp64":
         assert floors == {None}
         return
     first, again = (
@@ -277,7 +287,7 @@ def test_traces_show_every_action_of_the_list(run: Run) -> None:
         names = {e["name"] for e in data["traceEvents"] if e["ph"] == "X"}
         plan = entry.plan.parallel
         assert {"F(0,0)", "B(0,0)", "OPTIM", "clip_norm"} <= names
-        assert ("RECV_F(1,3)" in names) == (plan.pp == 2)
-        assert ("REDUCE_GRAD" in names) == (plan.dp == 2)
+        assert ("RECV_F(1,0)" in names) == (plan.pp == 2)
+        assert ("REDUCE_GRAD" in names) == (plan.dp > 1)
         assert ("ep_dispatch" in names) == (plan.ep == 2)
         assert ("gather_weights" in names) == (plan.zero_stage == 1)
