@@ -21,8 +21,7 @@ _HALF_LOG, _HALF_LOG_STD = np.log(16.0), np.log(5.0)
 # A rate or bandwidth is known to a factor 3 before it is measured, a floor to a factor 4.
 _RATE_LOG_STD, _FLOOR_LOG_STD = np.log(3.0), np.log(4.0)
 _SHAPED: Final = ("gemm", "grouped_gemm", "attention")
-# Payloads from which a collective's time is its bandwidth; below, its quickest runs show the
-# latency and the rest is the scheduler.
+# Payloads from which a collective's time is mostly its bandwidth.
 _LARGE_BYTES: Final = 2**20
 
 
@@ -130,16 +129,21 @@ def _fit_streaming(
 
 
 def fit_collective(points: Sequence[CollectivePoint], link: str) -> CollectiveCurve:
-    """Returns alpha + bytes / bandwidth of one collective between one number of ranks."""
+    """Returns alpha + bytes / bandwidth of one collective between one number of ranks.
+
+    Args:
+        points: their `seconds` should come from quick runs: medians of small messages are
+            the scheduler's, not the network's (fit_probe.py).
+        link: name of the link between the ranks.
+    """
     nbytes = np.array([p.nbytes for p in points])
-    # Medians of small messages are the scheduler's; their quickest runs are the network's.
-    seconds = np.array([p.seconds if p.nbytes >= _LARGE_BYTES else p.seconds_min for p in points])
+    seconds = np.array([p.seconds for p in points])
     guess = np.log([seconds.min(), (nbytes / seconds).max()])
     fit = robust_fit(
         lambda p: np.log(np.exp(p[0]) + nbytes / np.exp(p[1])) - np.log(seconds),
         guess,
         Prior(mean=guess, std=np.array([_FLOOR_LOG_STD, _RATE_LOG_STD])),
-        # Large payloads decide the bandwidth and are measured better.
+        # Large payloads decide the bandwidth and are measured better than the scheduler's mood.
         np.where(nbytes >= _LARGE_BYTES, _POINT_NOISE, 2 * _POINT_NOISE),
     )
     alpha, bandwidth = (float(v) for v in np.exp(fit.params))

@@ -1,15 +1,24 @@
-"""From a probe of a machine to a first calibration: curves only, factors all one."""
+"""From a probe of a machine to a first calibration: curves only, factors all one.
+
+Shapes are compared by their quickest runs, and all curves together are slowed by one
+number: what the machine takes in all over what its quickest runs take. On a machine with
+other work a call shorter than the scheduler's time slice often runs undisturbed and a longer
+one never does, so medians would say that large calls are slow, when it is the machine that
+is shared. On a quiet machine the number is near 1.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 from flopwright.report.probe import CollectivePoint, OperatorPoint, ProbeReport
 from flopwright.simulator.calibration.fit_curves import fit_collective, fit_operator
 from flopwright.simulator.calibration.identity import with_id
 from flopwright.simulator.calibration.model import Calibration
+
+P = TypeVar("P", OperatorPoint, CollectivePoint)
 
 # Before a whole run was seen: dispatch between ops, cold caches and waiting are not in the
 # probe. A factor of 1.5 either way, at 80 %.
@@ -34,6 +43,16 @@ def peak_flops_per_s(probe: ProbeReport) -> dict[str, float]:
     return best
 
 
+def slowdown(points: Iterable[OperatorPoint | CollectivePoint]) -> float:
+    """Returns the sum of median over the sum of quickest seconds; 1 of no points."""
+    pairs = [(p.seconds, p.seconds_min) for p in points]
+    return sum(s for s, _ in pairs) / sum(q for _, q in pairs) if pairs else 1.0
+
+
+def _as_slowed(point: P, factor: float) -> P:
+    return point.model_copy(update={"seconds": point.seconds_min * factor})
+
+
 def fit_probe(probe: ProbeReport, link: str = "loopback") -> Calibration:
     """Returns the calibration of a probe.
 
@@ -45,16 +64,21 @@ def fit_probe(probe: ProbeReport, link: str = "loopback") -> Calibration:
     bandwidth = copy_bytes_per_s(probe)
     floor = max(probe.host_floor_s, 1e-7)
     best = max(peaks.values(), default=1e9)
+    slow = slowdown(p for p in probe.operators if p.name != "copy")
     curves = [
         fit_operator(
-            points,
+            [_as_slowed(p, slow) for p in points],
             peak_flops_per_s=peaks.get(points[0].dtype, best),
             bytes_per_s=bandwidth,
             floor_s=3 * floor,
         )
         for points in _by_class(probe.operators)
     ]
-    collectives = [fit_collective(points, link) for points in _by_collective(probe.collectives)]
+    slow_links = slowdown(probe.collectives)
+    collectives = [
+        fit_collective([_as_slowed(p, slow_links) for p in points], link)
+        for points in _by_collective(probe.collectives)
+    ]
     where = probe.fingerprint
     calibration = Calibration(
         id="probe",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flopwright.report.metrics import Fingerprint
 from flopwright.report.probe import CollectivePoint, OperatorPoint, ProbeReport
 from flopwright.simulator.calibration.fit_curves import fit_collective, fit_operator
-from flopwright.simulator.calibration.fit_probe import fit_probe
+from flopwright.simulator.calibration.fit_probe import fit_probe, slowdown
 from flopwright.simulator.calibration.model import EfficiencyCurve
 
 TRUTH = {"top": 8e10, "half_m": 40.0, "half_k": 12.0, "half_n": 25.0, "bytes_per_s": 2e10}
@@ -134,28 +134,62 @@ def test_a_streaming_curve_is_found(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_alpha_comes_from_the_quickest_small_messages(seed: int) -> None:
+def test_alpha_and_bandwidth_of_a_collective_are_found(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    points = []
-    for nbytes in (4096, 65536, 2**20, 2**22, 2**24):
-        true = 1.5e-4 + nbytes / 8e8
-        quick = true * math.exp(rng.normal(0, 0.05))
-        # small messages wait for the scheduler: their median is ten times the network's time
-        median = quick * (10 if nbytes < 2**20 else 1.02)
-        points.append(
-            CollectivePoint(
-                collective="all_reduce",
-                ranks=2,
-                nbytes=nbytes,
-                seconds=median,
-                seconds_min=quick,
-                seconds_p90=2 * median,
-            )
-        )
+    points = [
+        collective(n, (1.5e-4 + n / 8e8) * math.exp(rng.normal(0, 0.05)))
+        for n in (4096, 65536, 2**20, 2**22, 2**24)
+    ]
     curve = fit_collective(points, "loopback")
     assert curve.alpha_s == pytest.approx(1.5e-4, rel=0.2)
     assert curve.bytes_per_s == pytest.approx(8e8, rel=0.15)
     assert (curve.link, curve.ranks, curve.points) == ("loopback", 2, 5)
+    assert curve.domain_bytes == (4096.0, 2.0**24)
+
+
+def collective(nbytes: float, quickest: float, late: float = 1.0) -> CollectivePoint:
+    return CollectivePoint(
+        collective="all_reduce",
+        ranks=2,
+        nbytes=nbytes,
+        seconds=quickest * late,
+        seconds_min=quickest,
+        seconds_p90=2 * quickest * late,
+    )
+
+
+def test_a_shared_machine_slows_all_curves_alike() -> None:
+    """Calls longer than a time slice are always interrupted, short ones seldom."""
+
+    def on(shared: bool) -> ProbeReport:
+        def late(seconds: float) -> float:
+            return 2.5 if shared and seconds > 4e-3 else 1.0
+
+        operators = [
+            p.model_copy(update={"seconds": p.seconds * late(p.seconds), "seconds_min": p.seconds})
+            for p in noisy_points(1, noise=0.02, outliers=0)
+        ]
+        messages = [
+            collective(n, q, late(q)) for n, q in ((4096, 2e-4), (2**20, 1.5e-3), (2**24, 2e-2))
+        ]
+        return ProbeReport(
+            created="",
+            fingerprint=FINGERPRINT,
+            host_floor_s=2e-6,
+            operators=tuple(operators),
+            collectives=tuple(messages),
+        )
+
+    quiet, busy = on(False), on(True)
+    assert slowdown(quiet.operators) == 1.0
+    slow = slowdown(busy.operators)
+    assert 2.0 < slow < 2.5
+    before, after = fit_probe(quiet), fit_probe(busy)
+    for shape in ((64, 96, 640), (512, 192, 2304), (2048, 1024, 1024)):
+        p = point(*shape, 1.0)
+        times = curve_seconds(before.curves[0], p), curve_seconds(after.curves[0], p)
+        assert times[1] / times[0] == pytest.approx(slow, rel=0.1)
+    assert after.collectives[0].bytes_per_s < before.collectives[0].bytes_per_s / 2
 
 
 def test_a_report_becomes_one_curve_a_class_and_one_id_a_content() -> None:
