@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flopwright.cli import main
+from flopwright.cli.run import progress_display
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.spec.load import dump_yaml, load_scenario, make_plan_file
 
@@ -63,3 +64,19 @@ def test_launching_needs_no_torch() -> None:
         "import flopwright.executor.launch.local\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_without_a_terminal_progress_is_one_line_a_round(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    step = {"plan": "pp2", "step": 4, "steps": 8, "loss": 2.5, "tokens_per_s": 1200.0, "eta_s": 9}
+    with progress_display() as show:
+        for event in ({"phase": "probe: a", "share": 0.0}, {"phase": "probe: b", "share": 0.5}):
+            show(event)
+        show(step)
+    with progress_display(quiet=True) as show:
+        show(step)
+    assert capsys.readouterr().err.splitlines() == [
+        "probe",
+        "pp2: step 4/8, loss 2.5000, 1,200 tokens/s, 9 s left",
+    ]
