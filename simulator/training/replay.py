@@ -144,3 +144,32 @@ def _replay_many(program: Program, durations: Durations) -> Timeline:
         start[i] = together
         end[i] = together + durations.step_s[program.entries[i].stage]
     return Timeline(start, end)
+
+
+def replay_step_seconds(program: Program, durations: Durations) -> Array:
+    """Returns only the step's seconds, (...): the same recurrence without keeping the times.
+
+    Several times faster than `replay` for many samples, whose times would not fit a cache.
+    """
+    shape = durations.forward_s.shape[1:]
+    seconds = _lookup(durations)
+    free = [np.zeros(shape) for _ in range(program.num_stages)]
+    link: dict[tuple[int, int], Array] = {}
+    arrives: dict[int, Array] = {}
+    for i, entry in enumerate(program.entries):
+        kind, chunk, _, peer = entry.action
+        mine = free[entry.stage]
+        if entry.waits_for >= 0:
+            np.maximum(mine, arrives.pop(entry.waits_for), out=mine)
+        elif kind in seconds:
+            values, shift = seconds[kind]
+            if peer < 0:
+                np.add(mine, values[chunk], out=mine)
+                continue
+            before = link.get((entry.stage, peer))
+            start = mine if before is None else np.maximum(mine, before)
+            arrives[i] = link[entry.stage, peer] = start + values[chunk + shift]
+        elif kind is ActionKind.REDUCE_GRADIENTS:
+            np.add(mine, durations.reduce_s[entry.stage], out=mine)
+    together = np.max(free, axis=0) + durations.norm_s
+    return np.asarray(together + durations.step_s.max(axis=0))

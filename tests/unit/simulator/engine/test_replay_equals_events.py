@@ -11,7 +11,7 @@ from flopwright.plan.schedules.actions import Action, ActionKind
 from flopwright.simulator.engine.engine import Engine
 from flopwright.simulator.engine.pipeline import run_step
 from flopwright.simulator.training.program import merge, program_of
-from flopwright.simulator.training.replay import Durations, replay
+from flopwright.simulator.training.replay import Durations, replay, replay_step_seconds
 
 
 @st.composite
@@ -65,6 +65,7 @@ def test_vectors_replay_like_their_columns(schedule: str, vpp: int) -> None:
     many = _durations(rng, 4, vpp, 0.3, (5,))
     program = program_of(plan, 8)
     together = replay(program, many)
+    assert replay_step_seconds(program, many) == pytest.approx(together.step_time_s, abs=1e-12)
     for column in range(5):
         one = Durations(
             forward_s=many.forward_s[:, column],
