@@ -23,6 +23,7 @@ from flopwright.planner.ranking import (
 )
 from flopwright.planner.result import InfeasiblePlan, RankedPlan, SearchResult, TradeOff, Verdict
 from flopwright.planner.space import Fixed, legal_candidates
+from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.evaluate import evaluate
@@ -55,6 +56,7 @@ def search(
         InputError: no plan is legal, with every rule that stands against the nearest one.
     """
     candidates = legal_candidates(scenario, fixed)
+    calibration = calibration or default_calibration(scenario.cluster.node.gpu)
     priced = price(scenario, candidates, calibration, progress)
     ids = layout_ids(candidates)
     found = finalists(priced, scenario, top_k, calibration)
@@ -80,7 +82,7 @@ def _infeasible(
     scenario: Scenario,
     index: Ints,
     best: float | None,
-    calibration: Calibration | None,
+    calibration: Calibration,
 ) -> tuple[InfeasiblePlan, ...]:
     """Returns the plans that lack memory, replayed; only better ones where something fits."""
     if not len(index):
@@ -133,14 +135,14 @@ def _ranked(
     scenario: Scenario,
     winners: Ints,
     ids: Ints,
-    calibration: Calibration | None,
+    calibration: Calibration,
 ) -> tuple[RankedPlan, ...]:
     variants = np.bincount(ids[priced.fits], minlength=int(ids.max()) + 1)
     free = headroom(priced, scenario)
     out = []
     for rank, index in enumerate(winners, 1):
         plan = priced.candidates.plan(int(index))
-        prediction, _ = predict(scenario, plan, calibration, name=plan.label())
+        prediction, _ = predict(scenario, plan, calibration, name=plan.label(), whole_trace=False)
         out.append(
             RankedPlan(
                 rank=rank,

@@ -30,11 +30,15 @@ def predict(
     plan: ParallelPlan,
     calibration: Calibration | None = None,
     name: str = "plan",
+    *,
+    whole_trace: bool = True,
 ) -> tuple[Prediction, Trace]:
     """Returns the prediction for one plan and the trace of its step, a rank a stage.
 
     Args:
         calibration: None takes the public prior of the scenario's GPU.
+        whole_trace: False leaves the trace at the stage that works longest: much faster,
+            and the prediction is the same.
 
     Raises:
         InputError: every rule of shape that the plan breaks.
@@ -47,9 +51,11 @@ def predict(
     m = plan.num_microbatches(scenario.workload.global_batch_size)
     program = program_of(plan, m)
     timeline = replay(program, durations_of(costs))
-    trace = step_trace(program, timeline, costs)
+    critical = _critical_stage(program, timeline, plan.pp)
+    only = None if whole_trace else critical
+    trace = step_trace(program, timeline, costs, only_stage=only)
     step_s = float(timeline.step_time_s)
-    time_s = exposed_time(trace, _critical_stage(program, timeline, plan.pp), step_s)
+    time_s = exposed_time(trace, critical, step_s)
     time_s = {c: time_s.get(c, 0.0) for c in TIME_CLASSES}
     memory = memory_of(scenario, costs, calibration)
     stages = [

@@ -25,18 +25,25 @@ _COMM = frozenset({"tp_comm", "ep_comm", "dp_comm"})
 
 
 def step_trace(
-    program: Program, timeline: Timeline, costs: PipelineCosts, column: int = 0
+    program: Program,
+    timeline: Timeline,
+    costs: PipelineCosts,
+    column: int = 0,
+    only_stage: int | None = None,
 ) -> Trace:
     """Returns the events of one step of candidate `column`; rank is the pipeline stage.
 
-    A transfer between stages stands on the receiver's comm stream from when its link takes
-    it to when it has arrived. Sends and receives of no length are left out.
+    With `only_stage` the events of that stage alone. A transfer between stages stands on the
+    receiver's comm stream from when its link takes it to when it has arrived. Sends and
+    receives of no length are left out.
     """
     split = _Split(costs, column)
     events: list[TraceEvent] = []
     for i, entry in enumerate(program.entries):
-        start, end = float(timeline.start_s[i]), float(timeline.end_s[i])
         action = entry.action
+        if only_stage is not None and only_stage not in (entry.stage, action.peer):
+            continue
+        start, end = float(timeline.start_s[i]), float(timeline.end_s[i])
         if action.kind in {ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD}:
             if end > start:
                 nbytes = int(costs.send_bytes[column])
@@ -54,7 +61,8 @@ def step_trace(
             TraceEvent(s, "comm", "NORM", "dp_comm", begin - norm, begin, 8)
             for s in range(program.num_stages)
         )
-    return tuple(sorted(events, key=lambda e: (e.start_s, e.rank)))
+    wanted = (e for e in events if only_stage is None or e.rank == only_stage)
+    return tuple(sorted(wanted, key=lambda e: (e.start_s, e.rank)))
 
 
 def _receive_name(action: Action) -> str:

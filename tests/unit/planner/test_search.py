@@ -99,6 +99,17 @@ def test_replay_of_many_equals_prediction_of_each() -> None:
     np.testing.assert_allclose(together, alone, rtol=1e-9)
 
 
+def test_the_short_trace_gives_the_same_prediction() -> None:
+    candidates = legal_candidates(SMALL_K2)
+    for i in (0, len(candidates) // 2, len(candidates) - 1):
+        plan = candidates.plan(i)
+        whole, events = predict(SMALL_K2, plan)
+        short, few = predict(SMALL_K2, plan, whole_trace=False)
+        assert short == whole
+        (stage,) = {e.rank for e in few}
+        assert few == tuple(e for e in events if e.rank == stage)
+
+
 def test_the_closed_form_never_exceeds_the_replay() -> None:
     """The bound that makes the best-first search exact."""
     candidates = legal_candidates(SMALL_K2)
