@@ -16,11 +16,10 @@ import numpy as np
 import simpy
 
 from flopwright.plan import rollout as policy
+from flopwright.simulator.engine.engine import Engine, Process
 from flopwright.simulator.rollouts.decode import steps_time_s, whole_steps
 from flopwright.simulator.rollouts.lengths import Ints
 from flopwright.spec.rollout import RolloutScenario
-
-Events = Generator[simpy.Event, Any, None]
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class Phase:
         stop: fires when the policy says that the round is over.
     """
 
-    env: simpy.Environment
+    engine: Engine
     scenario: RolloutScenario
     attempts: policy.Attempts
     lengths: Ints
@@ -68,7 +67,7 @@ class Phase:
         for place, row in enumerate(rows):
             self.tokens[row] = self.total[row]
             self.status[row] = policy.DONE if place < counted else policy.FINISHED
-        self.finish_s.extend([self.env.now - self.start_s] * counted)
+        self.finish_s.extend([self.engine.now_s - self.start_s] * counted)
         if not self.over and policy.round_over(len(self.finish_s), self.needed):
             self.over = True
             self.stop.succeed()
@@ -97,16 +96,16 @@ class Instance:
         self._context += phase.scenario.prompt_tokens + tokens
         self.kv_peak_tokens = max(self.kv_peak_tokens, self._context)
 
-    def run(self) -> Events:
+    def run(self) -> Process:
         """Decodes until nothing is left or the phase ends."""
-        env, decode = self.phase.env, self.phase.scenario.decode
+        engine, decode = self.phase.engine, self.phase.scenario.decode
         while self._active and not self.phase.over:
-            since, steps = env.now, self._active[0][0] - self._step
+            since, steps = engine.now_s, self._active[0][0] - self._step
             pause_s = steps_time_s(decode, len(self._active), self._context, steps)
             try:
-                yield env.timeout(pause_s)
+                yield engine.wait(pause_s)
             except simpy.Interrupt:
-                pause_s = env.now - since
+                pause_s = engine.now_s - since
                 # A step that the end of the round cuts off leaves no token.
                 steps = whole_steps(decode, len(self._active), self._context, pause_s, steps)
             self.busy_s += len(self._active) * pause_s
@@ -141,7 +140,7 @@ def generate(phase: Phase) -> Generator[simpy.Event, Any, list[Instance]]:
     At its end every row of `phase.attempts` is DONE, FINISHED (surplus of a strict tie),
     PARKED or QUEUED.
     """
-    scenario, env = phase.scenario, phase.env
+    scenario, engine = phase.scenario, phase.engine
     slots = scenario.slots_per_instance or len(phase.attempts)
     surplus = np.flatnonzero(phase.attempts["status"] == policy.FINISHED)
     if len(surplus):
@@ -153,12 +152,12 @@ def generate(phase: Phase) -> Generator[simpy.Event, Any, list[Instance]]:
         for row, index in zip(order[: len(where)].tolist(), where.tolist(), strict=True):
             instances[index].admit(row)
         phase.waiting.extend(order[len(where) :].tolist())
-        processes = [env.process(instance.run()) for instance in instances]
+        processes = [engine.start(instance.run()) for instance in instances]
         yield phase.stop
         for process in processes:
             if process.is_alive:
                 process.interrupt("round over")
-        yield env.all_of(processes)
+        yield engine.all_of([*processes])
     for instance in instances:
         instance.cut()
     policy.park(phase.attempts)

@@ -14,6 +14,7 @@ import simpy
 
 from flopwright.plan import rollout as policy
 from flopwright.report.metrics import RoundMetrics
+from flopwright.simulator.engine.engine import Engine, Hook
 from flopwright.simulator.rollouts.generation import Instance, Phase, generate
 from flopwright.simulator.rollouts.lengths import Floats, Ints, LengthStream
 from flopwright.simulator.rollouts.record import PHASES, RoundRecord
@@ -26,9 +27,9 @@ Progress = Callable[[int, int], None]
 class _Loop:
     """The state that lives from round to round."""
 
-    def __init__(self, scenario: RolloutScenario, seed: int) -> None:
+    def __init__(self, scenario: RolloutScenario, seed: int, hook: Hook | None) -> None:
         self.scenario = scenario
-        self.env = simpy.Environment()
+        self.engine = Engine(hook)
         self.stream = LengthStream(scenario.lengths, seed)
         self.needed = policy.stop_count(scenario.num_attempts, scenario.stop_fraction)
         self.attempts = np.zeros(0, dtype=policy.ATTEMPT)
@@ -60,21 +61,22 @@ class _Loop:
 
     def round(self) -> Generator[simpy.Event, Any, RoundRecord]:
         """Runs one round."""
-        env, scenario = self.env, self.scenario
+        engine, scenario = self.engine, self.scenario
         self.fill()
         before = self.attempts["tokens"].copy()
         phase = Phase(
-            env=env,
+            engine=engine,
             scenario=scenario,
             attempts=self.attempts,
             lengths=self.lengths,
             version=self.version,
             needed=self.needed,
-            stop=env.event(),
-            start_s=env.now,
+            stop=engine.event(),
+            start_s=engine.now_s,
         )
         instances = yield from generate(phase)
-        generation_s = env.now - phase.start_s
+        generation_s = engine.now_s - phase.start_s
+        engine.record(PHASES[0], phase.start_s)
         trained = self.dispatch()
         tokens = int(trained["tokens"].sum()) + len(trained) * scenario.prompt_tokens
         update_s = scenario.update.fixed_s + scenario.update.per_token_s * tokens
@@ -85,8 +87,10 @@ class _Loop:
             scenario.switch.to_generation_s,
             scenario.weight_sync.seconds,
         )
-        for pause_s in time_s[1:]:
-            yield env.timeout(pause_s)
+        for name, pause_s in zip(PHASES[1:], time_s[1:], strict=True):
+            begin_s = engine.now_s
+            yield engine.wait(pause_s)
+            engine.record(name, begin_s)
         record = self._record(phase, instances, before, time_s, trained, tokens)
         self.version += 1
         return record
@@ -154,10 +158,18 @@ def idle_share(scenario: RolloutScenario, instances: list[Instance], generation_
 
 
 def simulate_rounds(
-    scenario: RolloutScenario, rounds: int, seed: int, progress: Progress | None = None
+    scenario: RolloutScenario,
+    rounds: int,
+    seed: int,
+    progress: Progress | None = None,
+    hook: Hook | None = None,
 ) -> list[RoundRecord]:
-    """Returns the first `rounds` rounds, warm-up included; same seed, same result."""
-    loop = _Loop(scenario, seed)
+    """Returns the first `rounds` rounds, warm-up included; same seed, same result.
+
+    Args:
+        hook: called with (phase, start_s, end_s) of every phase, since the loop began.
+    """
+    loop = _Loop(scenario, seed, hook)
     records: list[RoundRecord] = []
 
     def run() -> Generator[simpy.Event, Any, None]:
@@ -167,7 +179,8 @@ def simulate_rounds(
             if progress is not None:
                 progress(done + 1, rounds)
 
-    loop.env.run(until=loop.env.process(run()))
+    loop.engine.start(run())
+    loop.engine.run()
     return records
 
 

@@ -194,10 +194,10 @@ def test_linear_step_in_steady_state(instances):
 def test_first_phase_and_expected_maximum():
     """lambda = 1 from fresh attempts: the phase is the longest of M."""
     s = scenario(EXPONENTIAL, 50, 1.0)
-    got, sigma = mean_and_sigma(generation_s(simulate_rounds(s, 1000, 3)))
+    got, sigma = mean_and_sigma(generation_s(simulate_rounds(s, 500, 3)))
     assert abs(got - cf.expected_maximum(EXPONENTIAL, 50)) <= 5 * sigma
     capped = ExponentialLengths(mean=MEAN, cap=3 * MEAN)
-    got, sigma = mean_and_sigma(generation_s(simulate_rounds(scenario(capped, 50, 1.0), 500, 3)))
+    got, sigma = mean_and_sigma(generation_s(simulate_rounds(scenario(capped, 50, 1.0), 300, 3)))
     assert abs(got - cf.expected_maximum(capped, 50)) <= 5 * sigma
 
 
@@ -331,7 +331,7 @@ def test_best_lambda_of_the_sweep_is_the_closed_one(u):
         update=Update(fixed=f"{u * 10e-3 * mean} s", per_token="10 us"),
     )
     grid = [x / 128 for x in range(28, 121, 7)]
-    sweep = sweep_lambda(s, grid, rounds=120, seed=2)
+    sweep = sweep_lambda(s, grid, rounds=80, seed=2)
     rates = np.array([p.attempts_per_s for p in sweep.points])
     # the curve is flat at the top: fit a parabola around it instead of trusting one point
     near = slice(max(0, sweep.best - 3), sweep.best + 4)
