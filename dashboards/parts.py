@@ -23,21 +23,20 @@ def store_url() -> str | None:
 def show_problems(error: InputError, title: str) -> None:
     """Shows every violation: what is wrong, where, and the nearest fix."""
     st.error(f"**{title}**")
-    st.dataframe(
-        [
-            {
-                "where": f"{v.file}:{v.line}" if v.line else v.file,
-                "field": v.field,
-                "value": v.value,
-                "rule": v.rule,
-                "limit": v.limit,
-                "nearest fix": v.nearest_fix,
-            }
-            for v in error.violations
-        ],
-        hide_index=True,
-        width="stretch",
-    )
+    rows = [
+        {
+            "where": f"{v.file}:{v.line}" if v.line else v.file,
+            "field": v.field,
+            "value": v.value,
+            "rule": v.rule,
+            "limit": v.limit,
+            "nearest fix": v.nearest_fix,
+        }
+        for v in error.violations
+    ]
+    filled = [key for key in rows[0] if any(row[key] for row in rows)]
+    # a table, not a data frame: it wraps long lines
+    st.table([{key: row[key] for key in filled} for row in rows], hide_index=True)
 
 
 def chosen(label: str, options: Sequence[str], key: str) -> str:
@@ -68,7 +67,7 @@ def chart(figure: Any, *, alt: str, command: Sequence[str]) -> None:
 
 def cli_line(command: Sequence[str]) -> None:
     """Shows a command line, ready to be copied."""
-    st.code(shlex.join(command), language="bash")
+    st.code(shlex.join(command), language="bash", wrap_lines=True)
 
 
 def uploaded_scenario(name: str, content: bytes) -> Scenario:

@@ -139,7 +139,7 @@ def test_explore_shows_every_problem_of_a_scenario(monkeypatch: pytest.MonkeyPat
     app = open_page("explore", scenario=MINI)
     assert not app.exception
     assert "cannot be planned" in app.error[0].value
-    assert "modell" in set(app.dataframe[0].value["field"])
+    assert "modell" in set(app.table[0].value["field"])
 
 
 @pytest.mark.parametrize(
