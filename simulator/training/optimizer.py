@@ -17,7 +17,7 @@ from flopwright.simulator.memory.shards import zero_shards
 from flopwright.simulator.memory.stages import optimizer_bytes
 from flopwright.simulator.operators.times import op_seconds
 from flopwright.simulator.training.candidates import Candidates
-from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.cluster import DTYPE_BYTES, LinkSpec
 from flopwright.spec.parameters import layer_parameters
 from flopwright.spec.scenario import Scenario
 
@@ -68,6 +68,24 @@ def update_seconds(
             offload_s=np.zeros(dense.shape),
             assumptions=times.assumptions,
         )
+    link = host_link(scenario)
+    precision = scenario.workload.precision
+    there_and_back = DTYPE_BYTES[precision.gradients] + DTYPE_BYTES[precision.weights]
+    moved = (dense + expert) * there_and_back
+    moved = moved + 2 * optimizer_bytes(scenario, dense, matrix, expert)
+    return UpdateTimes(
+        update_s=np.where(offloaded, 0.0, on_gpu) + products,
+        offload_s=np.where(offloaded, moved / link.bytes_per_s + link.latency_s, 0.0),
+        assumptions=(*times.assumptions, "the host updates at the speed of its link"),
+    )
+
+
+def host_link(scenario: Scenario) -> LinkSpec:
+    """Returns the link between a processor and its host.
+
+    Raises:
+        InputError: the cluster does not name one.
+    """
     link = scenario.cluster.node.host_link
     if link is None:
         raise InputError(
@@ -77,15 +95,7 @@ def update_seconds(
                 nearest_fix="give the cluster's host_link, or leave the offload out",
             )
         )
-    precision = scenario.workload.precision
-    moved = (dense + expert) * (
-        DTYPE_BYTES[precision.gradients] + DTYPE_BYTES[precision.weights]
-    ) + 2 * optimizer_bytes(scenario, dense, matrix, expert)
-    return UpdateTimes(
-        update_s=np.where(offloaded, 0.0, on_gpu) + products,
-        offload_s=np.where(offloaded, moved / link.bytes_per_s + link.latency_s, 0.0),
-        assumptions=(*times.assumptions, "the host updates at the speed of its link"),
-    )
+    return link
 
 
 def update_ops(scenario: Scenario, numel: Array, matrix_numel: Array) -> OpTable:

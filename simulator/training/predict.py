@@ -8,7 +8,7 @@ from flopwright.errors import InputError
 from flopwright.ops import Array
 from flopwright.plan.parallel import ParallelPlan, plan_violations
 from flopwright.report.attribution import exposed_time
-from flopwright.report.metrics import TIME_CLASSES, Prediction, Provenance
+from flopwright.report.metrics import TIME_CLASSES, Prediction, Provenance, StepMetrics
 from flopwright.report.trace import Trace
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.interval import step_time_interval
@@ -55,29 +55,40 @@ def predict(
     only = None if whole_trace else critical
     trace = step_trace(program, timeline, costs, only_stage=only)
     step_s = float(timeline.step_time_s)
-    time_s = exposed_time(trace, critical, step_s)
-    time_s = {c: time_s.get(c, 0.0) for c in TIME_CLASSES}
-    memory = memory_of(scenario, costs, calibration)
-    stages = [
-        {c: int(values[s, 0]) for c, values in memory.classes.items()} for s in range(plan.pp)
-    ]
-    flops = float(costs.flops.sum()) * m * plan.dp * plan.cp * plan.tp
+    exposed = exposed_time(trace, critical, step_s)
+    time_s = {c: exposed.get(c, 0.0) for c in TIME_CLASSES}
     prediction = Prediction(
         plan_name=name,
-        metrics=step_metrics(
-            scenario,
-            plan.world_size,
-            step_s,
-            time_s=time_s,
-            memory_bytes=stages,
-            executed_flops=flops,
-        ),
+        metrics=_metrics(scenario, plan, costs, calibration, step_s, time_s),
         step_time_interval=step_time_interval(calibration, time_s),
         provenance=_provenance(calibration, costs.assumptions),
         calibration_id=calibration.id,
         assumptions=(*standing_assumptions(scenario, plan, calibration), *costs.assumptions),
     )
     return prediction, trace
+
+
+def _metrics(
+    scenario: Scenario,
+    plan: ParallelPlan,
+    costs: PipelineCosts,
+    calibration: Calibration,
+    step_s: float,
+    time_s: dict[str, float],
+) -> StepMetrics:
+    memory = memory_of(scenario, costs, calibration)
+    m = plan.num_microbatches(scenario.workload.global_batch_size)
+    ranks_per_stage = plan.dp * plan.cp * plan.tp
+    return step_metrics(
+        scenario,
+        plan.world_size,
+        step_s,
+        time_s=time_s,
+        memory_bytes=[
+            {c: int(values[s, 0]) for c, values in memory.classes.items()} for s in range(plan.pp)
+        ],
+        executed_flops=float(costs.flops.sum()) * m * ranks_per_stage,
+    )
 
 
 def plan_costs(scenario: Scenario, plan: ParallelPlan, calibration: Calibration) -> PipelineCosts:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwright.errors import InputError
 from flopwright.ops import Array, Collective
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.collectives.times import collective_seconds
@@ -16,6 +15,7 @@ from flopwright.simulator.memory.parameters import ParamCounts
 from flopwright.simulator.training.blocks import Blocks, BlockTable, ShardCombos
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.layers import chunk_kinds
+from flopwright.simulator.training.optimizer import host_link
 from flopwright.simulator.training.step_end import StepEnd, step_end
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
@@ -228,9 +228,7 @@ def _offload(
     on = candidates.activation_offload > 0
     if not on.any():
         return {}, {}
-    link = scenario.cluster.node.host_link
-    if link is None:
-        raise InputError("activation offload needs the cluster's host_link")
+    link = host_link(scenario)
     moved = offloaded_bytes(candidates, saved, fp8)
     copy_s = np.where(on, moved / link.bytes_per_s + link.latency_s, 0.0)
     factor = calibration.factors.get("offload", 1.0)
