@@ -9,6 +9,7 @@ or the user's own.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -36,9 +37,13 @@ FLAGS = (
     "--no-first-run",
 )
 
+_HEIGHT = "document.querySelector('[data-testid=\"stMain\"]')?.scrollHeight || 900"
+# Looks, half a second apart, at which a page must be idle and of one height.
+_QUIET_LOOKS = 6
+
 
 class Page(NamedTuple):
-    """One picture: its address and what must be on the page before it is taken."""
+    """One picture: its address, and the text (a pattern) and charts it waits for."""
 
     name: str
     path: str
@@ -54,7 +59,7 @@ PAGES = (
         3,
     ),
     Page("rollouts", "rollouts?rollout=kimi_k2_like_256gpu_h800&sweep=1", "Best lambda", 3),
-    Page("compare", "compare", "Compare", 0),
+    Page("compare", "compare", "One run by class|No runs yet", 0),
 )
 
 
@@ -125,13 +130,11 @@ def take(pages: list[Page], address: str) -> int:
             view = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
             view.goto(f"{address}/{page.path}")
             exception = view.locator('[data-testid="stException"]')
-            view.get_by_text(page.text).or_(exception).first.wait_for(timeout=300_000)
+            view.get_by_text(re.compile(page.text)).or_(exception).first.wait_for(timeout=300_000)
             problems = exception.count() or settle(view, page.charts)
             path = OUT / f"{page.name}.png"
             # the page scrolls inside a container: a tall window shows all of it
-            height = view.evaluate(
-                "document.querySelector('[data-testid=\"stMain\"]')?.scrollHeight || 900"
-            )
+            height = view.evaluate(_HEIGHT)
             view.set_viewport_size({"width": 1280, "height": min(int(height) + 20, 4000)})
             view.wait_for_timeout(1500)
             view.screenshot(path=str(path))
@@ -151,9 +154,13 @@ def settle(view: Any, charts: int) -> int:
     for i in range(charts):
         view.locator(".js-plotly-plot").nth(i).wait_for(timeout=120_000)
     busy = view.locator('[data-testid="stStatusWidget"], [data-testid="stSkeleton"]')
+    quiet, height = 0, 0
     for _ in range(240):
         view.wait_for_timeout(500)
-        if not busy.count():
+        now = int(view.evaluate(_HEIGHT))
+        quiet = quiet + 1 if now == height and not busy.count() else 0
+        height = now
+        if quiet == _QUIET_LOOKS:
             break
     return int(view.locator('[data-testid="stException"]').count())
 
