@@ -24,7 +24,8 @@ python="${PYTHON:-python3}"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 retry .venv/bin/python -m pip install --quiet --disable-pip-version-check uv
 
-uv=(.venv/bin/uv pip install --python .venv/bin/python --quiet)
+# Bytecode is compiled once here: torch alone has thousands of modules, and every rank imports them.
+uv=(.venv/bin/uv pip install --python .venv/bin/python --quiet --compile-bytecode)
 # The CPU build of torch where there is no GPU: from a local wheel folder if one is named in
 # PIP_FIND_LINKS, else from torch's own CPU channel; the plain registry is the last resort.
 has_gpu() { command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; }
