@@ -30,7 +30,7 @@ from flopwright.simulator.training.blocks import price_blocks, shard_combos
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.evaluate import group_costs, same_pipeline
 from flopwright.simulator.training.program import program_of
-from flopwright.simulator.training.replay import Durations, replay
+from flopwright.simulator.training.replay import Durations, replay_step_seconds
 from flopwright.simulator.training.stages import PipelineCosts
 from flopwright.spec.scenario import Scenario
 
@@ -75,7 +75,7 @@ def replayed_step_times(
     for key, members in parts.items():
         index = np.concatenate([i for i, _ in members])
         program = program_of(candidates.plan(int(index[0])), key[-1])
-        out[index] = replay(program, _durations([c for _, c in members])).step_time_s
+        out[index] = replay_step_seconds(program, _durations([c for _, c in members]))
     return out
 
 
