@@ -171,13 +171,18 @@ def _stacks(
                     linewidth=0.6, hatch="///" if side == "predicted" else None,
                 )  # fmt: skip
                 base += height
-            axis.text(column + shift, base, f"{base:.3g}", ha="center", va="bottom", fontsize=8)
+            axis.text(column + shift, base, _number(base), ha="center", va="bottom", fontsize=8)
     axis.set_xticks(range(len(runs)), [r.plan_name for r in runs], fontsize=9)
     axis.set_ylabel(f"{title} ({unit})")
     axis.set_title("predicted (left, hatched) and measured (right)", fontsize=11)
     axis.set_ylim(0, 1.1 * max(totals, default=1.0) * factor)
     axis.spines[["top", "right"]].set_visible(False)
     _stack_legend(axis, seen)
+
+
+def _number(value: float) -> str:
+    """Returns three digits, never in powers of ten: 0.123, 12.3, 1,234."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 _SIDES = ("predicted", "measured")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sqlite3
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -90,25 +91,32 @@ def test_the_frame_has_the_documented_schema(tmp_path: Path) -> None:
     assert row["kept_steps"] == 3
 
 
-def _write_many(url: str, prefix: str, count: int) -> None:
-    for i in range(count):
+def _write_together(folder: str, prefix: str, together: Barrier) -> None:
+    for round_number in range(8):
+        url = f"sqlite:///{folder}/store{round_number}.sqlite"
+        together.wait(60)  # neither finds the file: both try to make it
         store = open_store(url)
-        store.add(make_measurement(f"{prefix}{i}"))
+        for i in range(5):
+            store.add(make_measurement(f"{prefix}{i}"))
         store.close()
 
 
 def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'store.sqlite'}"
     context = multiprocessing.get_context("spawn")
-    # neither process finds the file: both try to make it
-    workers = [context.Process(target=_write_many, args=(url, p, 15)) for p in ("x", "y")]
+    together = context.Barrier(2)
+    workers = [
+        context.Process(target=_write_together, args=(str(tmp_path), p, together))
+        for p in ("x", "y")
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(timeout=120)
+        worker.join(timeout=180)
     assert [w.exitcode for w in workers] == [0, 0]
-    expected = {f"{p}{i}" for p in ("x", "y") for i in range(15)}
-    assert {m.id for m in open_store(url).measurements()} == expected
+    expected = {f"{p}{i}" for p in ("x", "y") for i in range(5)}
+    for round_number in range(8):
+        found = open_store(f"sqlite:///{tmp_path}/store{round_number}.sqlite").measurements()
+        assert {m.id for m in found} == expected
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
