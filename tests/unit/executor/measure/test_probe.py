@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from flopwright.executor.measure import probe  # noqa: E402
-from flopwright.executor.measure.fingerprint import fingerprint  # noqa: E402
-from flopwright.executor.measure.probe import measure_cases  # noqa: E402
-from flopwright.executor.measure.probe_cases import (  # noqa: E402
+from flopwright.executor.measure import probe
+from flopwright.executor.measure.fingerprint import fingerprint
+from flopwright.executor.measure.probe import measure_cases
+from flopwright.executor.measure.probe_cases import (
     ProbeCase,
     attention_case,
     copy_case,
@@ -21,20 +20,20 @@ from flopwright.executor.measure.probe_cases import (  # noqa: E402
     linear_case,
     norm_case,
 )
-from flopwright.executor.measure.probe_points import shapes_for  # noqa: E402
-from flopwright.executor.measure.probe_timing import (  # noqa: E402
+from flopwright.executor.measure.probe_points import shapes_for
+from flopwright.executor.measure.probe_timing import (
     Clock,
     Ranks,
     choose_repeats,
     spread,
     time_calls,
 )
-from flopwright.models.transformer.cost import layer_cost  # noqa: E402
-from flopwright.ops import OpKind, Phase, ShardShape  # noqa: E402
-from flopwright.report.probe import OperatorPoint, ProbeReport  # noqa: E402
-from flopwright.simulator.calibration.cluster_file import cluster_from_probe  # noqa: E402
-from flopwright.simulator.calibration.fit_probe import fit_probe, slowdown  # noqa: E402
-from flopwright.spec.load import dump_yaml, load_cluster, load_scenario  # noqa: E402
+from flopwright.models.transformer.cost import layer_cost
+from flopwright.ops import OpKind, Phase, ShardShape
+from flopwright.report.probe import OperatorPoint, ProbeReport
+from flopwright.simulator.calibration.cluster_file import cluster_from_probe
+from flopwright.simulator.calibration.fit_probe import fit_probe, slowdown
+from flopwright.spec.load import dump_yaml, load_cluster, load_scenario
 
 CPU = torch.device("cpu")
 SCENARIO = load_scenario("kimi_k2_mini_2cpu_fp32")

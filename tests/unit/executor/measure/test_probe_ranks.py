@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flopwright.errors import InputError
 from flopwright.executor.measure.probe_collectives import SIZES, CollectiveName
