@@ -11,8 +11,12 @@ def cache_bytes_per_token(attention: Attention, num_layers: int, bytes_per_value
 
 
 def sequence_cache_bytes(spec: ModelSpec, context: int, bytes_per_value: int = 2) -> int:
-    """Returns cache bytes of one sequence of `context` tokens."""
-    return cache_bytes_per_token(spec.attention, spec.num_layers, bytes_per_value) * context
+    """Returns cache bytes of one sequence of `context` tokens; windows bound what is kept."""
+    token = cache_bytes_per_token(spec.attention, 1, bytes_per_value)
+    return sum(
+        token * min(context, spec.sliding_window(layer) or context)
+        for layer in range(spec.num_layers)
+    )
 
 
 def recurrent_state_bytes(

@@ -16,13 +16,17 @@ def attention_flops_per_token(
     """Returns forward and backward FLOPs a token of the score and value products, all layers.
 
     Forward, full square: 2 * seq_len * heads * (qk width + v width); backward twice that.
+    Under a sliding window w a token sees w - w^2 / (2 seq_len) positions, on average and
+    causally, where it would see seq_len / 2; both conventions shrink by that.
     """
     if convention == "params_only":
         return 0.0
     attn = spec.attention
-    full = (
-        3 * 2 * seq_len * attn.num_heads * (attn.qk_head_dim + attn.v_head_dim) * spec.num_layers
-    )
+    windows = [
+        min(spec.sliding_window(layer) or seq_len, seq_len) for layer in range(spec.num_layers)
+    ]
+    seen = sum(2 * w - w * w / seq_len for w in windows)
+    full = 3 * 2 * seen * attn.num_heads * (attn.qk_head_dim + attn.v_head_dim)
     return full / 2 if convention == "causal_half" else float(full)
 
 

@@ -6,15 +6,51 @@ each catalog file under `source`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from flopwright.spec.base import Spec
 
 
+class _Grown(Spec):
+    """A record that gained fields: at their defaults they are left out of files and hashes.
+
+    So a file written before a field existed keeps its content hash. A null that stands for
+    something else than the default (no rotary embedding) is written.
+    """
+
+    later_fields: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name in self.later_fields and value == field.default:
+                data.pop(name, None)
+            elif value is None and field.default is not None:
+                data[name] = None
+        return data
+
+
 class YarnScaling(Spec):
-    """YaRN context extension (arXiv 2309.00071) in the DeepSeek form."""
+    """YaRN context extension (arXiv 2309.00071).
+
+    cos and sin are multiplied by m(factor, mscale) / m(factor, mscale_all_dim), q.k by
+    m(factor, mscale_all_dim)^2, m(f, w) = 0.1 w ln f + 1. DeepSeek's models give both
+    weights; with the defaults (1 and 0) it is the form of Llama and Qwen.
+    """
 
     kind: Literal["yarn"] = "yarn"
     factor: PositiveFloat
@@ -25,11 +61,56 @@ class YarnScaling(Spec):
     mscale_all_dim: float = 0.0
 
 
+class LinearScaling(Spec):
+    """Positions divided by `factor` (arXiv 2306.15595)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: PositiveFloat
+
+
+class Llama3Scaling(Spec):
+    """Llama 3.1's context extension: slow pairs are divided by `factor`, fast ones kept.
+
+    A pair that turns less than low_freq_factor times over the original context is slow, one
+    that turns more than high_freq_factor times is fast; between them the change is linear
+    (arXiv 2407.21783 and the released code).
+    """
+
+    kind: Literal["llama3"] = "llama3"
+    factor: PositiveFloat
+    original_max_seq_len: PositiveInt
+    low_freq_factor: PositiveFloat = 1.0
+    high_freq_factor: PositiveFloat = 4.0
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor "
+                f"({self.high_freq_factor})"
+            )
+        return self
+
+
+def _scaling_kind(value: Any) -> str:
+    """Returns the kind of a scaling; a file that names none means YaRN."""
+    kind = value.get("kind", "yarn") if isinstance(value, dict) else getattr(value, "kind", "")
+    return str(kind)
+
+
+RopeScaling = Annotated[
+    Annotated[YarnScaling, Tag("yarn")]
+    | Annotated[LinearScaling, Tag("linear")]
+    | Annotated[Llama3Scaling, Tag("llama3")],
+    Discriminator(_scaling_kind),
+]
+
+
 class Rope(Spec):
     """Rotary position embedding."""
 
     theta: PositiveFloat = 10_000.0
-    scaling: YarnScaling | None = None
+    scaling: RopeScaling | None = None
 
 
 class MlaAttention(Spec):
@@ -55,8 +136,18 @@ class MlaAttention(Spec):
         return self.kv_lora_rank + self.qk_rope_head_dim
 
 
-class GqaAttention(Spec):
-    """Grouped-query attention; multi-head where num_kv_heads equals num_heads."""
+class GqaAttention(_Grown):
+    """Grouped-query attention; multi-head where num_kv_heads equals num_heads.
+
+    Attributes:
+        bias: whether the query, key and value projections have one (Qwen2).
+        o_bias: whether the output projection has one too (GPT-2).
+        sliding_window: a query sees itself and the sliding_window - 1 positions before it;
+            None: all before it.
+        first_window_layer: layers below it see everything (Qwen2's max_window_layers).
+    """
+
+    later_fields = ("o_bias", "sliding_window", "first_window_layer")
 
     kind: Literal["gqa"] = "gqa"
     num_heads: PositiveInt
@@ -64,6 +155,9 @@ class GqaAttention(Spec):
     head_dim: PositiveInt
     qk_norm: bool = False
     bias: bool = False
+    o_bias: bool = False
+    sliding_window: PositiveInt | None = None
+    first_window_layer: NonNegativeInt = 0
     rope: Rope | None = Rope()
 
     @property
@@ -93,15 +187,25 @@ class GqaAttention(Spec):
 Attention = Annotated[MlaAttention | GqaAttention, Field(discriminator="kind")]
 
 
-class Mlp(Spec):
-    """The dense feed-forward block."""
+class Mlp(_Grown):
+    """The dense feed-forward block; `bias` is on all of its matrices or on none."""
+
+    later_fields = ("bias",)
 
     kind: Literal["swiglu", "gelu"] = "swiglu"
     intermediate_size: PositiveInt
+    bias: bool = False
 
 
 class Moe(Spec):
-    """Mixture of experts: routed SwiGLU experts plus shared ones that see every token."""
+    """Mixture of experts: routed SwiGLU experts plus shared ones that see every token.
+
+    Attributes:
+        router: "sigmoid_noaux_tc" (DeepSeek-V3) scores each expert alone and selects with a
+            bias; "softmax" (Qwen3-MoE, Mixtral) scores by a softmax over all experts.
+        norm_top_k_prob: the chosen experts' weights are divided by their sum. Always so in
+            Mixtral, whose softmax over the chosen logits is the same thing.
+    """
 
     num_experts: PositiveInt
     top_k: PositiveInt
@@ -133,14 +237,18 @@ class Moe(Spec):
         return self
 
 
-class ModelSpec(Spec):
+class ModelSpec(_Grown):
     """A decoder-only transformer.
 
     Attributes:
         family: naming family of its weights ("deepseek_v3", "llama").
         source: where the numbers come from.
+        norm: "rms_norm", or "layer_norm" with weight and bias (GPT-2), for the layers' norms
+            and the last one; norms inside attention are RMSNorm.
         positions: "rope" (inside attention) or "learned" (an added table of max_seq_len rows).
     """
+
+    later_fields = ("norm",)
 
     name: str = Field(min_length=1)
     family: str = "deepseek_v3"
@@ -150,6 +258,7 @@ class ModelSpec(Spec):
     vocab_size: PositiveInt
     max_seq_len: PositiveInt = 4096
     tied_embeddings: bool = False
+    norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norm_eps: PositiveFloat = 1e-6
     positions: Literal["rope", "learned"] = "rope"
     attention: Attention
@@ -168,6 +277,13 @@ class ModelSpec(Spec):
     def is_moe_layer(self, layer: int) -> bool:
         """Returns whether layer `layer` (0-based) has routed experts."""
         return self.moe is not None and layer >= self.moe.first_dense_layers
+
+    def sliding_window(self, layer: int) -> int | None:
+        """Returns how many positions a query of this layer sees at most, None for all."""
+        attn = self.attention
+        if isinstance(attn, GqaAttention) and layer >= attn.first_window_layer:
+            return attn.sliding_window
+        return None
 
     @property
     def num_moe_layers(self) -> int:

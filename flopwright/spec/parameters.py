@@ -94,6 +94,8 @@ def _attention(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
         if attn.bias:
             yield tensor(f"{name}.bias", out)
     yield tensor("o_proj.weight", h, q_out)
+    if attn.o_bias:
+        yield tensor("o_proj.bias", h)
     if attn.qk_norm:
         yield tensor("q_norm.weight", attn.head_dim, role="norm")
         yield tensor("k_norm.weight", attn.head_dim, role="norm")
@@ -102,18 +104,17 @@ def _attention(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
 def _feed_forward(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
     prefix, h = f"model.layers.{layer}.mlp", spec.hidden_size
 
-    def dense(path: str, width: int, role: Role) -> Iterator[ParamTensor]:
-        names = ("gate_proj", "up_proj") if spec.mlp.kind == "swiglu" else ("up_proj",)
-        for name in names:
-            yield ParamTensor(
-                name=f"{path}.{name}.weight", shape=(width, h), layer=layer, role=role
-            )
-        yield ParamTensor(
-            name=f"{path}.down_proj.weight", shape=(h, width), layer=layer, role=role
-        )
+    def dense(path: str, width: int, role: Role, bias: bool) -> Iterator[ParamTensor]:
+        up = ("gate_proj", "up_proj") if spec.mlp.kind == "swiglu" else ("up_proj",)
+        for name, shape in (*((n, (width, h)) for n in up), ("down_proj", (h, width))):
+            yield ParamTensor(name=f"{path}.{name}.weight", shape=shape, layer=layer, role=role)
+            if bias:
+                yield ParamTensor(
+                    name=f"{path}.{name}.bias", shape=shape[:1], layer=layer, role=role
+                )
 
     if not spec.is_moe_layer(layer):
-        yield from dense(prefix, spec.mlp.intermediate_size, "mlp")
+        yield from dense(prefix, spec.mlp.intermediate_size, "mlp", spec.mlp.bias)
         return
     moe = spec.moe
     assert moe is not None
@@ -142,7 +143,16 @@ def _feed_forward(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
         role="expert",
     )
     if moe.num_shared_experts:
-        yield from dense(f"{prefix}.shared_experts", moe.num_shared_experts * m, "shared_expert")
+        width = moe.num_shared_experts * m
+        yield from dense(f"{prefix}.shared_experts", width, "shared_expert", False)
+
+
+def _norm(spec: ModelSpec, name: str, layer: int) -> Iterator[ParamTensor]:
+    leaves = ("weight", "bias") if spec.norm == "layer_norm" else ("weight",)
+    for leaf in leaves:
+        yield ParamTensor(
+            name=f"{name}.{leaf}", shape=(spec.hidden_size,), layer=layer, role="norm"
+        )
 
 
 def layer_parameters(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
@@ -161,7 +171,7 @@ def layer_parameters(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
             )
         return
     if layer == spec.num_layers:
-        yield ParamTensor(name="model.norm.weight", shape=(h,), layer=layer, role="norm")
+        yield from _norm(spec, "model.norm", layer)
         yield ParamTensor(
             name="lm_head.weight",
             shape=(v, h),
@@ -170,16 +180,9 @@ def layer_parameters(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
             tied=spec.tied_embeddings,
         )
         return
-    yield ParamTensor(
-        name=f"model.layers.{layer}.input_layernorm.weight", shape=(h,), layer=layer, role="norm"
-    )
+    yield from _norm(spec, f"model.layers.{layer}.input_layernorm", layer)
     yield from _attention(spec, layer)
-    yield ParamTensor(
-        name=f"model.layers.{layer}.post_attention_layernorm.weight",
-        shape=(h,),
-        layer=layer,
-        role="norm",
-    )
+    yield from _norm(spec, f"model.layers.{layer}.post_attention_layernorm", layer)
     yield from _feed_forward(spec, layer)
 
 
