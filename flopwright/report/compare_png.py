@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -172,7 +173,8 @@ def _stacks(
                 )  # fmt: skip
                 base += height
             axis.text(column + shift, base, _number(base), ha="center", va="bottom", fontsize=8)
-    axis.set_xticks(range(len(runs)), [r.plan_name for r in runs], fontsize=9)
+    names = [textwrap.fill(r.plan_name, 10) for r in runs]
+    axis.set_xticks(range(len(runs)), names, fontsize=9)
     axis.set_ylabel(f"{title} ({unit})")
     axis.set_title("predicted (left, hatched) and measured (right)", fontsize=11)
     axis.set_ylim(0, 1.1 * max(totals, default=1.0) * factor)
@@ -194,5 +196,5 @@ def _stack_legend(axis: Any, seen: Mapping[str, str]) -> None:
     handles = [Patch(color=colour, label=label(name)) for name, colour in seen.items()]
     if handles:
         axis.legend(
-            handles=handles, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4
+            handles=handles, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4
         )
