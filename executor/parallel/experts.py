@@ -34,11 +34,32 @@ class Route:
     Attributes:
         sent, received: rows to and from each rank of the group.
         order: position in the arrival order of each row in local-expert order.
+        place: its inverse: position in local-expert order of each row that arrived.
     """
 
     sent: list[int]
     received: list[int]
     order: Tensor
+    place: Tensor
+
+
+class _Reorder(torch.autograd.Function):
+    """A permutation of rows; its backward gathers too, where index_select would scatter-add."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (place,) = ctx.saved_tensors
+        return grad.index_select(0, place), None, None
+
+
+def _reorder(rows: Tensor, order: Tensor, place: Tensor) -> Tensor:
+    out: Tensor = _Reorder.apply(rows, order, place)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Exchange(torch.autograd.Function):
@@ -92,16 +113,16 @@ class AllToAllDispatch:
         received = by_source.sum(1).tolist()
         moved = self._move(rows, sent, received, "ep_dispatch")
         order = _by_expert(by_source, sum(received))
-        return Dispatched(
-            moved.index_select(0, order), by_source.sum(0), Route(sent, received, order)
-        )
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        route = Route(sent, received, order, place)
+        return Dispatched(_reorder(moved, order, place), by_source.sum(0), route)
 
     def combine(self, rows: Tensor, handle: Any) -> Tensor:
         """Returns the results in the order the rows were sent."""
         assert isinstance(handle, Route)
-        back = torch.empty_like(handle.order)
-        back[handle.order] = torch.arange(len(back), device=back.device)
-        return self._move(rows.index_select(0, back), handle.received, handle.sent, "ep_combine")
+        arrived = _reorder(rows, handle.place, handle.order)
+        return self._move(arrived, handle.received, handle.sent, "ep_combine")
 
     def _move(self, rows: Tensor, sent: list[int], received: list[int], name: str) -> Tensor:
         out: Tensor = _Exchange.apply(  # type: ignore[no-untyped-call]

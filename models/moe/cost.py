@@ -16,7 +16,7 @@ from flopwright.kernels.router.cost import route
 from flopwright.kernels.swiglu.cost import swiglu
 from flopwright.models.local import Local, add
 from flopwright.models.mlp.cost import TAG, feed_forward
-from flopwright.ops import Array, Collective, CostBuilder, Phase
+from flopwright.ops import Array, Collective, CostBuilder, OpKind, Phase
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.model import ModelSpec, Moe
 
@@ -49,6 +49,20 @@ def _exchange(cost: CostBuilder, name: str, phase: Phase, nbytes: Array, local: 
     cost.comm(name, Collective.ALL_TO_ALL, "ep", phase, nbytes=leaving, count=count)
 
 
+def _regroup(cost: CostBuilder, name: str, phase: Phase, nbytes: Array, local: Local) -> None:
+    """Adds the copy between arrival order and local-expert order, where rows travel."""
+    cost.op(
+        name,
+        OpKind.MEMORY_BOUND,
+        phase,
+        dtype=local.dtype,
+        m=nbytes / local.width,
+        read_bytes=nbytes,
+        written_bytes=nbytes,
+        count=np.where(local.ep > 1, 1.0, 0.0),
+    )
+
+
 def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
     """Adds the rows of one block.
 
@@ -67,6 +81,7 @@ def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None
     for name in ("dispatch", "combine"):
         for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT):
             _exchange(cost, name, phase, row_bytes, local)
+            _regroup(cost, f"{name}.regroup", phase, row_bytes, local)
     cost.saved("experts.counts", experts * _INDEX_BYTES)
     cost.saved("experts.input", row_bytes, fp8=True)
     grouped_gemm(
