@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def run_demo(*, out: Path, steps: int, text: Path | None, seed: int, quiet: bool
     """Runs every step; the last line printed is the JSON object of conventions."""
     started = time.monotonic()
     _prepare_folder(out)
-    demo = Demo(out=out, steps=steps, text=text, seed=seed, console=Console(quiet=quiet))
+    demo = Demo(out=out, steps=steps, text=text, seed=seed, console=_console(quiet))
     demo.title(1, "Kimi K2 on paper: 15.5T tokens on 2,048 H800s")
     _plan_on_paper(demo)
     demo.title(2, "A mini K2 for real: three plans in turns on two ranks of this machine")
@@ -71,6 +72,11 @@ def run_demo(*, out: Path, steps: int, text: Path | None, seed: int, quiet: bool
     summary = _summary(result, report, time.monotonic() - started)
     (out / MARKER_FILE).write_text(json.dumps(summary, indent=1), encoding="utf-8")
     typer.echo(json.dumps(summary))
+
+
+def _console(quiet: bool) -> Console:
+    """Returns a console wide enough for the tables where the output is not a terminal."""
+    return Console(quiet=quiet, width=None if sys.stdout.isatty() else 120)
 
 
 def _prepare_folder(out: Path) -> None:
