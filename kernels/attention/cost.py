@@ -22,15 +22,18 @@ def attention(
     v_width: int,
     dtype: str,
     cp: ArrayLike = 1.0,
+    window: int | None = None,
 ) -> None:
     """Adds the forward and the backward row.
 
-    pairs = sequences * heads * seq_len * (seq_len + 1) / 2 / cp. Forward: 2 * pairs *
-    (qk + v). Backward computes the scores again: 2 * pairs * (3 * qk + 2 * v).
+    pairs = sequences * heads * seen / cp, where seen = w (w + 1) / 2 + (seq_len - w) w and w
+    is the smaller of window and seq_len. Forward: 2 * pairs * (qk + v). Backward computes
+    the scores again: 2 * pairs * (3 * qk + 2 * v).
     """
     b, s, h, g, c = (np.asarray(x, float) for x in (sequences, seq_len, heads, kv_heads, cp))
     width = DTYPE_BYTES[dtype]
-    pairs = b * h * s * (s + 1) / 2 / c
+    w = s if window is None else np.minimum(s, window)
+    pairs = b * h * (w * (w + 1) / 2 + (s - w) * w) / c
     q, kv = b * s / c * h * qk_width * width, b * s * g * (qk_width + v_width) * width
     out = b * s / c * h * v_width * width
     lse = b * s / c * h * wide_bytes(dtype)

@@ -2,7 +2,7 @@
 
 CPU: torch's flash kernel, values padded to the query width where they differ. CUDA: torch's
 memory-efficient kernel, whose backward pass runs the forward again because it keeps random
-states that this op does not save; float64 runs the reference.
+states that this op does not save; float64 and sliding windows run the reference forward.
 """
 
 from __future__ import annotations
@@ -32,11 +32,25 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(_pad(t, width).transpose(1, 2) for t in (q, k, v))  # type: ignore[return-value]
 
 
+def _visible(q: Tensor, window: int) -> Tensor | None:
+    """Returns what to add to the scores [S, S] for a window that hides something, else None."""
+    seq = q.shape[1]
+    if not 0 < window < seq:
+        return None
+    hidden = reference.hidden_keys(seq, seq, window, q.device)
+    return torch.zeros(seq, seq, dtype=q.dtype, device=q.device).masked_fill_(
+        hidden, float("-inf")
+    )
+
+
 @torch.library.custom_op("flopwright::attention", mutates_args=())
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0
+) -> tuple[Tensor, Tensor]:
     """Returns (output [B, S, H, V], log-sum-exp [B, H, S]); see `reference.attention`."""
-    if q.is_cuda and q.dtype == torch.float64:
-        return reference.attention(q, k, v, scale)
+    mask = _visible(q, window)
+    if q.is_cuda and (q.dtype == torch.float64 or mask is not None):
+        return reference.attention(q, k, v, scale, window)
     queries, keys, values = _prepared(q, k, v)
     if q.is_cuda:
         out, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
@@ -45,27 +59,28 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Te
         lse = lse[..., : q.shape[1]]
     else:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            queries, keys, values, 0.0, True, scale=scale
+            queries, keys, values, 0.0, mask is None, attn_mask=mask, scale=scale
         )
     out = out[..., : v.shape[-1]].transpose(1, 2)
     return out.contiguous(), lse.contiguous()
 
 
 @attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0) -> tuple[Tensor, Tensor]:
     batch, seq, heads, _width = q.shape
     out = q.new_empty((batch, seq, heads, v.shape[-1]))
     return out, q.new_empty((batch, heads, seq), dtype=wide_dtype(q.dtype))
 
 
 def _cpu_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     queries, keys, values = _prepared(q, k, v)
-    width = queries.shape[-1]
+    width, mask = queries.shape[-1], _visible(q, window)
     results = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         _pad(grad, width).transpose(1, 2), queries, keys, values,
-        _pad(out, width).transpose(1, 2), lse, 0.0, True, scale=scale,
+        _pad(out, width).transpose(1, 2), lse, 0.0, mask is None, attn_mask=mask, scale=scale,
     )  # fmt: skip
 
     def back(g: Tensor, like: Tensor) -> Tensor:
@@ -79,50 +94,55 @@ def _cpu_backward(
 
 @torch.library.custom_op("flopwright::attention_backward", mutates_args=())
 def attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
+    window: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k and v."""
     if q.is_cuda:  # float64, or a call that did not come through autograd
-        return reference.attention_backward(grad, q, k, v, out, lse, scale)
-    return _cpu_backward(grad, q, k, v, out, lse, scale)
+        return reference.attention_backward(grad, q, k, v, out, lse, scale, window)
+    return _cpu_backward(grad, q, k, v, out, lse, scale, window)
 
 
 @attention_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
+    window: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def recomputed_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of q, k and v by running torch's own attention forward and back."""
     with torch.enable_grad():
         leaves = tuple(t.detach().requires_grad_() for t in (q, k, v))
-        repeat = q.shape[2] // k.shape[2]
         query, key, value = leaves
         repeat = q.shape[2] // k.shape[2]
         key, value = key.repeat_interleave(repeat, 2), value.repeat_interleave(repeat, 2)
         query, key, value = (t.transpose(1, 2) for t in (query, key, value))
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+        mask = _visible(q, window)
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
         grads = torch.autograd.grad(out.transpose(1, 2), leaves, grad)
     return grads[0], grads[1], grads[2]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.scale = inputs
+    q, k, v, ctx.scale, ctx.window = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(
     ctx: Any, grad: Tensor, _grad_lse: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, None]:
+) -> tuple[Tensor, Tensor, Tensor, None, None]:
     q, k, v, out, lse = ctx.saved_tensors
+    scale, window = ctx.scale, ctx.window
     if q.is_cuda and q.dtype != torch.float64:
-        return (*recomputed_backward(grad, q, k, v, ctx.scale), None)
-    return (*attention_backward(grad, q, k, v, out, lse, ctx.scale), None)
+        return (*recomputed_backward(grad, q, k, v, scale, window), None, None)
+    return (*attention_backward(grad, q, k, v, out, lse, scale, window), None, None)
 
 
 attention.register_autograd(_backward, setup_context=_setup)

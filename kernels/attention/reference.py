@@ -16,39 +16,54 @@ def _heads_first(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[2], dim=2).transpose(1, 2)
 
 
-def _probabilities(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def hidden_keys(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """Returns [queries, keys] bool: True where a query must not see a key.
+
+    Args:
+        queries: the last so many of the `keys` positions.
+        window: a query sees itself and window - 1 positions before it; 0: all before it.
+    """
+    ones = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    past = keys - queries
+    hidden = ones.triu(past + 1)
+    return hidden | ones.tril(past - window) if window else hidden
+
+
+def _probabilities(q: Tensor, k: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
     scores = (q @ k.transpose(-1, -2)) * scale
-    seq = q.shape[-2]
-    hidden = torch.ones(seq, seq, dtype=torch.bool, device=q.device).triu(1)
+    hidden = hidden_keys(q.shape[-2], k.shape[-2], window, q.device)
     scores = scores.masked_fill(hidden, float("-inf"))
     lse = torch.logsumexp(scores, -1)
     return torch.exp(scores - lse.unsqueeze(-1)), lse
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0
+) -> tuple[Tensor, Tensor]:
     """Returns (softmax(scale * q k^T, causal) v as [B, S, H, V], log-sum-exp [B, H, S]).
 
     Args:
         q: [B, S, H, D]; k: [B, S, G, D]; v: [B, S, G, V], G dividing H.
+        window: positions that a query sees, itself included; 0 for all before it.
     """
     heads, dtype = q.shape[2], wide_dtype(q.dtype)
     queries = q.to(dtype).transpose(1, 2)
-    p, lse = _probabilities(queries, _heads_first(k.to(dtype), heads), scale)
+    p, lse = _probabilities(queries, _heads_first(k.to(dtype), heads), scale, window)
     out = p @ _heads_first(v.to(dtype), heads)
     return out.transpose(1, 2).to(q.dtype).contiguous(), lse
 
 
 def attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
+    window: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k and v, scores computed again (arXiv 2205.14135, alg. 4)."""
     heads, groups, dtype = q.shape[2], k.shape[2], lse.dtype
     queries = q.to(dtype).transpose(1, 2)
     keys, values = _heads_first(k.to(dtype), heads), _heads_first(v.to(dtype), heads)
     grad_out = grad.to(dtype).transpose(1, 2)
     scores = (queries @ keys.transpose(-1, -2)) * scale - lse.unsqueeze(-1)
-    seq = q.shape[1]
-    hidden = torch.ones(seq, seq, dtype=torch.bool, device=q.device).triu(1)
+    hidden = hidden_keys(q.shape[1], k.shape[1], window, q.device)
     p = torch.exp(scores.masked_fill(hidden, float("-inf")))
     delta = (grad_out * out.to(dtype).transpose(1, 2)).sum(-1, keepdim=True)
     grad_scores = p * (grad_out @ values.transpose(-1, -2) - delta) * scale

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flopwright.kernels.memory_bound import memory_bound
 from flopwright.ops import Array, CostBuilder, OpKind, Phase
 from flopwright.spec.cluster import DTYPE_BYTES
 
@@ -19,11 +20,13 @@ def linear(
     dtype: str,
     tag: str = "",
     compute_dtype: str = "",
+    bias: bool = False,
 ) -> None:
     """Adds the rows of y[rows, n] = x[rows, k] @ w[n, k]^T; 2 * rows * k * n FLOPs each.
 
     Args:
         compute_dtype: where the product runs wider than its inputs (a router in fp32).
+        bias: adds the sum of the output's gradient over the rows.
     """
     width = DTYPE_BYTES[dtype]
     m, kk, nn = (np.asarray(v, float) for v in (rows, k, n))
@@ -40,3 +43,8 @@ def linear(
     row(Phase.FORWARD, (m, kk, nn), x + w, y)
     row(Phase.BACKWARD_INPUT, (m, nn, kk), y + w, x)
     row(Phase.BACKWARD_WEIGHT, (nn, m, kk), y + x, w)
+    if bias:
+        memory_bound(
+            cost, f"{name}.bias", Phase.BACKWARD_WEIGHT, dtype=dtype, elements=nn, read_bytes=y,
+            written_bytes=nn * width,
+        )  # fmt: skip

@@ -16,9 +16,13 @@ from flopwright.spec.model import GqaAttention
 
 
 def grouped_query_attention(
-    cost: CostBuilder, spec: GqaAttention, hidden: int, local: Local
+    cost: CostBuilder, spec: GqaAttention, hidden: int, local: Local, window: int | None = None
 ) -> None:
-    """Adds the rows of one GQA block. Key heads are repeated where tp exceeds their number."""
+    """Adds the rows of one GQA block. Key heads are repeated where tp exceeds their number.
+
+    Args:
+        window: positions that a query sees, None for all before it.
+    """
     t, dtype, dim = local.tokens, local.dtype, spec.head_dim
     heads = spec.num_heads / local.tp
     kv_heads = np.maximum(spec.num_kv_heads / local.tp, 1.0)
@@ -29,7 +33,7 @@ def grouped_query_attention(
         ("v", kv_heads, False),
     ):
         out = t * count * dim
-        linear(cost, f"{name}_proj", rows=t, k=hidden, n=count * dim, dtype=dtype)
+        linear(cost, f"{name}_proj", rows=t, k=hidden, n=count * dim, dtype=dtype, bias=spec.bias)
         if normed:
             cost.saved(f"{name}_proj.out", out * local.width)
             norm(cost, f"{name}_norm", rows=t * count, width=dim, dtype=dtype)
@@ -48,9 +52,10 @@ def grouped_query_attention(
         v_width=dim,
         dtype=dtype,
         cp=local.cp,
+        window=window,
     )
     cost.saved("attention.out", t * heads * dim * local.width)
     cost.saved("attention.lse", t * heads * wide_bytes(dtype))
-    linear(cost, "o_proj", rows=t, k=heads * dim, n=hidden, dtype=dtype)
+    linear(cost, "o_proj", rows=t, k=heads * dim, n=hidden, dtype=dtype, bias=spec.o_bias)
     scatter(cost, "o_proj", local, hidden)
     add(cost, "input_grad_sum", Phase.BACKWARD_INPUT, t * hidden, local, 2)

@@ -24,11 +24,12 @@ class GroupedQueryAttention(nn.Module):
         eps: float,
         rotary: RotaryTable | None,
         *,
+        window: int | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.spec, self._rotary = spec, rotary
+        self.spec, self._rotary, self.window = spec, rotary, window or 0
         self.scale = softmax_scale(spec.head_dim, spec.rope.scaling if spec.rope else None)
         q_out, kv_out = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
 
@@ -38,7 +39,7 @@ class GroupedQueryAttention(nn.Module):
         self.q_proj = projection(hidden, q_out, spec.bias)
         self.k_proj = projection(hidden, kv_out, spec.bias)
         self.v_proj = projection(hidden, kv_out, spec.bias)
-        self.o_proj = projection(q_out, hidden, False)
+        self.o_proj = projection(q_out, hidden, spec.o_bias)
         if spec.qk_norm:
             self.q_norm = RmsNorm(spec.head_dim, eps, dtype=dtype, device=device)
             self.k_norm = RmsNorm(spec.head_dim, eps, dtype=dtype, device=device)
@@ -52,6 +53,6 @@ class GroupedQueryAttention(nn.Module):
         if self._rotary is not None:
             cos, sin = self._rotary(x.shape[1], x)
             q, k = rope(q, cos, sin, 0, False), rope(k, cos, sin, 0, False)
-        out, _ = attention(q, k, v, self.scale)
+        out, _ = attention(q, k, v, self.scale, self.window)
         projected: Tensor = self.o_proj(out.flatten(2))
         return projected

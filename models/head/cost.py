@@ -17,7 +17,7 @@ def head(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
     hidden, t, shard, dtype = spec.hidden_size, local.tokens, local.shard_tokens, local.dtype
     vocab = spec.vocab_size / local.tp
     cost.saved("input", shard * hidden * local.width)
-    norm(cost, "norm", rows=shard, width=hidden, dtype=dtype)
+    norm(cost, "norm", rows=shard, width=hidden, dtype=dtype, kind=spec.norm)
     cost.saved("norm.out", shard * hidden * local.width, tag="norm")
     gather(cost, "lm_head", local, hidden)
     linear(cost, "lm_head", rows=t, k=hidden, n=vocab, dtype=dtype)

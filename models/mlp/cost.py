@@ -23,6 +23,7 @@ def feed_forward(
     width: int,
     local: Local,
     prefix: str = "",
+    bias: bool = False,
 ) -> None:
     """Adds the rows of one block of inner width `width`, cut over tp.
 
@@ -33,7 +34,7 @@ def feed_forward(
     gather(cost, f"{prefix}up", local, hidden)
     names = ("gate_proj", "up_proj") if kind == "swiglu" else ("up_proj",)
     for name in names:
-        linear(cost, prefix + name, rows=t, k=hidden, n=n, dtype=dtype)
+        linear(cost, prefix + name, rows=t, k=hidden, n=n, dtype=dtype, bias=bias)
         cost.saved(f"{prefix}{name}.out", inner * local.width, fp8=True)
     if kind == "swiglu":
         swiglu(cost, f"{prefix}swiglu", rows=t, width=n, dtype=dtype, tag=TAG)
@@ -41,7 +42,7 @@ def feed_forward(
     else:
         _gelu(cost, f"{prefix}gelu", local, inner)
     cost.saved(f"{prefix}inner", inner * local.width, tag=TAG)
-    linear(cost, f"{prefix}down_proj", rows=t, k=n, n=hidden, dtype=dtype)
+    linear(cost, f"{prefix}down_proj", rows=t, k=n, n=hidden, dtype=dtype, bias=bias)
     scatter(cost, f"{prefix}down_proj", local, hidden)
 
 

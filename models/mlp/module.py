@@ -21,15 +21,16 @@ class FeedForward(nn.Module):
         hidden: int,
         width: int,
         *,
+        bias: bool = False,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
         self.kind = kind
         if kind == "swiglu":
-            self.gate_proj = Projection(hidden, width, dtype=dtype, device=device)
-        self.up_proj = Projection(hidden, width, dtype=dtype, device=device)
-        self.down_proj = Projection(width, hidden, dtype=dtype, device=device)
+            self.gate_proj = Projection(hidden, width, bias=bias, dtype=dtype, device=device)
+        self.up_proj = Projection(hidden, width, bias=bias, dtype=dtype, device=device)
+        self.down_proj = Projection(width, hidden, bias=bias, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns a tensor like x."""

@@ -1,1 +1,1 @@
-"""RMSNorm layer."""
+"""Norm layers."""

@@ -20,17 +20,20 @@ from flopwright.spec.model import MlaAttention, ModelSpec
 from flopwright.spec.parameters import EMBEDDING_LAYER
 
 
-def _attention_half(cost: CostBuilder, spec: ModelSpec, local: Local, candidates: int) -> None:
+def _attention_half(
+    cost: CostBuilder, spec: ModelSpec, layer: int, local: Local, candidates: int
+) -> None:
     hidden, shard = spec.hidden_size, local.shard_tokens
     state = shard * hidden * local.width
     cost.saved("input", state)
-    norm(cost, "input_layernorm", rows=shard, width=hidden, dtype=local.dtype)
+    norm(cost, "input_layernorm", rows=shard, width=hidden, dtype=local.dtype, kind=spec.norm)
     cost.saved("input_layernorm.out", state, tag="norm")
     block = CostBuilder()
     if isinstance(spec.attention, MlaAttention):
         latent_attention(block, spec.attention, hidden, local)
     else:
-        grouped_query_attention(block, spec.attention, hidden, local)
+        window = spec.sliding_window(layer)
+        grouped_query_attention(block, spec.attention, hidden, local, window)
     cost.extend(block.build(candidates), "self_attn.")
     _residual(cost, "self_attn.residual", spec, local)
 
@@ -41,13 +44,17 @@ def _feed_forward_half(
     hidden, shard = spec.hidden_size, local.shard_tokens
     state = shard * hidden * local.width
     cost.saved("hidden", state)
-    norm(cost, "post_attention_layernorm", rows=shard, width=hidden, dtype=local.dtype)
+    norm(
+        cost, "post_attention_layernorm", rows=shard, width=hidden, dtype=local.dtype,
+        kind=spec.norm,
+    )  # fmt: skip
     cost.saved("post_attention_layernorm.out", state, tag="norm")
     block = CostBuilder()
     if spec.is_moe_layer(layer):
         mixture_of_experts(block, spec, local)
     else:
-        feed_forward(block, spec.mlp.kind, hidden, spec.mlp.intermediate_size, local)
+        width, bias = spec.mlp.intermediate_size, spec.mlp.bias
+        feed_forward(block, spec.mlp.kind, hidden, width, local, bias=bias)
     cost.extend(block.build(candidates), "mlp.")
     _residual(cost, "mlp.residual", spec, local)
 
@@ -74,6 +81,6 @@ def layer_cost(
     elif layer == spec.num_layers:
         head(cost, spec, local)
     else:
-        _attention_half(cost, spec, local, num_candidates)
+        _attention_half(cost, spec, layer, local, num_candidates)
         _feed_forward_half(cost, spec, layer, local, num_candidates)
     return cost.build(num_candidates)

@@ -16,7 +16,7 @@ from flopwright.models.head.module import loss as loss
 from flopwright.models.mlp.module import FeedForward
 from flopwright.models.moe.dispatch import Dispatcher
 from flopwright.models.moe.module import MixtureOfExperts
-from flopwright.models.norm.module import RmsNorm
+from flopwright.models.norm.module import NORMS
 from flopwright.models.projection.module import Projection
 from flopwright.models.rotary import RotaryTable
 from flopwright.models.transformer.init import init_weights_ as init_weights_
@@ -28,7 +28,7 @@ class Layer(nn.Module):
     """Pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(
-        self, attention: nn.Module, mlp: nn.Module, norms: tuple[RmsNorm, RmsNorm]
+        self, attention: nn.Module, mlp: nn.Module, norms: tuple[nn.Module, nn.Module]
     ) -> None:
         super().__init__()
         self.input_layernorm, self.self_attn = norms[0], attention
@@ -46,7 +46,7 @@ class Body(nn.Module):
 
     embed_tokens: Embedding | None
     embed_positions: Embedding | None
-    norm: RmsNorm | None
+    norm: nn.Module | None
 
     def __init__(self, layers: dict[str, Layer]) -> None:
         super().__init__()
@@ -146,19 +146,20 @@ class _Builder:
     def place(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "device": self.device}
 
-    def norm(self) -> RmsNorm:
+    def norm(self) -> nn.Module:
         spec = self.spec
-        return RmsNorm(spec.hidden_size, spec.norm_eps, **self.place)
+        return NORMS[spec.norm](spec.hidden_size, spec.norm_eps, **self.place)
 
     def embedding(self, rows: int) -> Embedding:
         return Embedding(rows, self.spec.hidden_size, **self.place)
 
-    def attention(self, rotary: RotaryTable | None) -> nn.Module:
+    def attention(self, layer: int, rotary: RotaryTable | None) -> nn.Module:
         attn, hidden, eps = self.spec.attention, self.spec.hidden_size, self.spec.norm_eps
         if isinstance(attn, MlaAttention):
             assert rotary is not None
             return LatentAttention(attn, hidden, eps, rotary, **self.place)
-        return GroupedQueryAttention(attn, hidden, eps, rotary, **self.place)
+        window = self.spec.sliding_window(layer)
+        return GroupedQueryAttention(attn, hidden, eps, rotary, window=window, **self.place)
 
     def feed_forward(self, layer: int) -> nn.Module:
         spec = self.spec
@@ -166,13 +167,14 @@ class _Builder:
             return MixtureOfExperts(
                 spec, self.dispatcher, self.ep_rank, self.ep_size, **self.place
             )
+        mlp = spec.mlp
         return FeedForward(
-            spec.mlp.kind, spec.hidden_size, spec.mlp.intermediate_size, **self.place
+            mlp.kind, spec.hidden_size, mlp.intermediate_size, bias=mlp.bias, **self.place
         )
 
     def layer(self, number: int, rotary: RotaryTable | None) -> Layer:
         norms = (self.norm(), self.norm())
-        return Layer(self.attention(rotary), self.feed_forward(number), norms)
+        return Layer(self.attention(number, rotary), self.feed_forward(number), norms)
 
     def head(self) -> Projection:
         spec = self.spec

@@ -15,6 +15,7 @@ from flopwright.kernels.attention.op import attention
 from flopwright.kernels.cross_entropy.op import cross_entropy
 from flopwright.kernels.embedding.op import embedding
 from flopwright.kernels.grouped_gemm.op import grouped_gemm
+from flopwright.kernels.layer_norm.op import layer_norm
 from flopwright.kernels.linear.op import linear
 from flopwright.kernels.moe_permute.op import permute, sort_by_expert, unpermute
 from flopwright.kernels.rms_norm.op import rms_norm
@@ -65,6 +66,17 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return out.transpose(1, 2)
 
 
+def _windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    seen = torch.tensor(
+        [[i - window < j <= i for j in range(q.shape[1])] for i in range(q.shape[1])]
+    )
+    heads_first = (t.transpose(1, 2) for t in (q, k, v))
+    out = F.scaled_dot_product_attention(
+        *heads_first, attn_mask=seen, scale=scale, enable_gqa=True
+    )
+    return out.transpose(1, 2)
+
+
 def _experts(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
     return torch.einsum("nk,nmk->nm", x, weight[owner])
@@ -110,6 +122,12 @@ CASES = {
     "rms_norm": Case(
         rms_norm, lambda r: (r(2, 3, 6), r(6), 1e-5), lambda x, w, e: F.rms_norm(x, (6,), w, e), 0
     ),
+    "layer_norm": Case(
+        layer_norm,
+        lambda r: (r(2, 3, 6), r(6), r(6), 1e-5),
+        lambda x, w, b, e: F.layer_norm(x, (6,), w, b, e),
+        0,
+    ),
     "rope_interleaved": Case(rope, lambda r: (r(2, 5, 3, 7), *_angles(), 3, True), _rope),
     "rope_half": Case(rope, lambda r: (r(2, 5, 3, 4), *_angles(), 0, False), _rope),
     "mla_keys": Case(
@@ -126,6 +144,12 @@ CASES = {
     ),
     "attention_gqa": Case(
         attention, lambda r: (r(2, 7, 4, 4), r(2, 7, 2, 4), r(2, 7, 2, 4), 0.5), _sdpa, 0
+    ),
+    "attention_window": Case(
+        attention, lambda r: (r(2, 9, 4, 4), r(2, 9, 2, 4), r(2, 9, 2, 4), 0.5, 3), _windowed, 0
+    ),
+    "attention_wide_window": Case(
+        attention, lambda r: (r(2, 9, 4, 4), r(2, 9, 2, 4), r(2, 9, 2, 4), 0.5, 9), _windowed, 0
     ),
     "swiglu": Case(swiglu, lambda r: (r(3, 4), r(3, 4)), lambda g, u: g * torch.sigmoid(g) * u),
     "swiglu_packed": Case(
@@ -301,18 +325,22 @@ def test_attention_lse_is_the_log_of_the_softmax_sum() -> None:
             assert lse[0, head, i].item() == pytest.approx(torch.logsumexp(scores, 0).item())
 
 
-def test_attention_reference_backward_equals_the_op() -> None:
+@pytest.mark.parametrize("window", [0, 3, 200])
+def test_attention_reference_backward_equals_the_op(window: int) -> None:
     from flopwright.kernels.attention import reference
     from flopwright.kernels.attention.op import attention_backward, recomputed_backward
 
     draw = _random(torch.float64)
-    q, k, v = draw(2, 7, 4, 6), draw(2, 7, 2, 6), draw(2, 7, 2, 3)
-    out, lse = attention(q, k, v, 0.4)
+    # 600 keys are more than one block of torch's kernel: whole blocks lie outside the window.
+    q, k, v = draw(1, 600, 4, 6), draw(1, 600, 2, 6), draw(1, 600, 2, 3)
+    out, lse = attention(q, k, v, 0.4, window)
+    exact = reference.attention(q, k, v, 0.4, window)
+    torch.testing.assert_close((out, lse), exact, rtol=1e-10, atol=1e-12)
     grad = draw(*out.shape)
-    ours = attention_backward(grad, q, k, v, out, lse, 0.4)
+    ours = attention_backward(grad, q, k, v, out, lse, 0.4, window)
     for theirs in (
-        reference.attention_backward(grad, q, k, v, out, lse, 0.4),
-        recomputed_backward(grad, q, k, v, 0.4),  # what CUDA runs
+        reference.attention_backward(grad, q, k, v, out, lse, 0.4, window),
+        recomputed_backward(grad, q, k, v, 0.4, window),  # what CUDA runs
     ):
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)

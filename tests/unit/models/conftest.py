@@ -16,29 +16,32 @@ from flopwright.models.transformer.module import Stage
 
 # Ops whose time is the bytes they move; whatever they do inside is not counted.
 BYTES_ONLY = {
-    "rms_norm", "rms_norm_backward", "rope", "mla_key_value", "swiglu", "swiglu_packed", "route",
-    "sort_by_expert", "permute", "unpermute", "cross_entropy", "embedding",
+    "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "rope",
+    "mla_key_value", "swiglu", "swiglu_packed", "route", "sort_by_expert",
+    "permute", "unpermute", "cross_entropy", "embedding",
 }  # fmt: skip
 MATMUL_MARKERS = ("mm", "matmul", "dot", "conv", "attention", "linear", "einsum", "aten::mv")
 
 
-def _causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+def _causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0) -> None:
     """Multiplies what the mask lets through, one query row at a time (values are irrelevant)."""
     heads = q.shape[2]
     q, k, v = (t.repeat_interleave(heads // t.shape[2], 2).transpose(1, 2) for t in (q, k, v))
     for i in range(q.shape[2]):
-        scores = q[:, :, i : i + 1] @ k[:, :, : i + 1].transpose(-1, -2)
-        scores @ v[:, :, : i + 1]
+        seen = slice(max(0, i + 1 - window) if window else 0, i + 1)
+        scores = q[:, :, i : i + 1] @ k[:, :, seen].transpose(-1, -2)
+        scores @ v[:, :, seen]
 
 
 def _causal_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
-) -> None:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
+    window: int = 0,
+) -> None:  # fmt: skip
     heads = q.shape[2]
     q, k, v = (t.repeat_interleave(heads // t.shape[2], 2).transpose(1, 2) for t in (q, k, v))
     grad = grad.transpose(1, 2)
     for i in range(q.shape[2]):
-        row, seen = slice(i, i + 1), slice(0, i + 1)
+        row, seen = slice(i, i + 1), slice(max(0, i + 1 - window) if window else 0, i + 1)
         p = q[:, :, row] @ k[:, :, seen].transpose(-1, -2)
         dp = grad[:, :, row] @ v[:, :, seen].transpose(-1, -2)
         dp @ k[:, :, seen]

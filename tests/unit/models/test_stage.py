@@ -21,10 +21,21 @@ LLAMA = ModelSpec(
     attention=GqaAttention(num_heads=4, num_kv_heads=2, head_dim=8, qk_norm=True, bias=True),
     mlp=Mlp(intermediate_size=64),
 )  # fmt: skip
+WINDOWED = LLAMA.model_copy(
+    update={
+        "name": "small_windowed",
+        "attention": GqaAttention(
+            num_heads=4, num_kv_heads=2, head_dim=8, sliding_window=5, first_window_layer=1
+        ),
+    }
+)
 GPT = ModelSpec(
     name="small_gpt", hidden_size=32, num_layers=1, vocab_size=50, max_seq_len=16,
-    positions="learned", mlp=Mlp(kind="gelu", intermediate_size=64),
-    attention=GqaAttention(num_heads=2, num_kv_heads=2, head_dim=16, rope=None),
+    positions="learned", norm="layer_norm", norm_eps=1e-5,
+    mlp=Mlp(kind="gelu", intermediate_size=64, bias=True),
+    attention=GqaAttention(
+        num_heads=2, num_kv_heads=2, head_dim=16, rope=None, bias=True, o_bias=True
+    ),
 )  # fmt: skip
 
 
@@ -40,7 +51,9 @@ def _tokens(spec: ModelSpec, batch: int = 2, seq: int = 12) -> Tensor:
     return torch.randint(spec.vocab_size, (batch, seq), generator=generator)
 
 
-@pytest.mark.parametrize("spec", [load_model("kimi_k2"), MINI, LLAMA, GPT], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "spec", [load_model("kimi_k2"), MINI, LLAMA, WINDOWED, GPT], ids=lambda s: s.name
+)
 def test_tensors_are_those_of_the_spec(spec: ModelSpec) -> None:
     state = _whole(spec, device="meta", dtype=torch.bfloat16).state_dict()
     assert {n: tuple(t.shape) for n, t in state.items()} == {
@@ -136,6 +149,9 @@ class Plain:
         self.spec, self.w = spec, weights
 
     def norm(self, x: Tensor, name: str) -> Tensor:
+        if f"{name}.bias" in self.w:
+            weight, bias = self.w[f"{name}.weight"], self.w[f"{name}.bias"]
+            return F.layer_norm(x, x.shape[-1:], weight, bias, self.spec.norm_eps)
         return F.rms_norm(x, x.shape[-1:], self.w[f"{name}.weight"], self.spec.norm_eps)
 
     def lin(self, x: Tensor, name: str) -> Tensor:
@@ -143,7 +159,10 @@ class Plain:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, name: str) -> Tensor:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        back = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
+        window = self.spec.sliding_window(int(name.split(".")[2])) or 10**9
+        seen = (back >= 0) & (back < window)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         return self.lin(out.transpose(1, 2).flatten(2), f"{name}.o_proj")
 
     def mla(self, x: Tensor, name: str, a: MlaAttention) -> Tensor:
@@ -207,7 +226,7 @@ class Plain:
         return self.lin(self.norm(x, "model.norm"), "lm_head")
 
 
-@pytest.mark.parametrize("spec", [SMALL, LLAMA, GPT], ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [SMALL, LLAMA, WINDOWED, GPT], ids=lambda s: s.name)
 def test_model_equals_one_written_in_plain_torch(spec: ModelSpec) -> None:
     stage, tokens = _whole(spec, dtype=torch.float64), _tokens(spec)
     with torch.no_grad():  # no symmetry of fresh weights may hide a mistake
