@@ -14,16 +14,17 @@ install_packages() {
 }
 
 start_postgres() {
-  local bin folder port
-  bin="$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -1)"
-  folder="$(mktemp -d)"
+  local port
+  pg_bin="$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -1)"
+  pg_folder="$(mktemp -d)"
   port="$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
-  chown postgres "$folder"
-  su postgres -c "$bin/initdb -D $folder/data -A trust -U postgres >/dev/null"
-  su postgres -c "$bin/pg_ctl -D $folder/data -w -o '-p $port -c listen_addresses=127.0.0.1 -c unix_socket_directories=$folder' -l $folder/log start >/dev/null"
-  su postgres -c "$bin/createdb -h 127.0.0.1 -p $port -U postgres flopwright_test"
+  chown postgres "$pg_folder"
+  su postgres -c "$pg_bin/initdb -D $pg_folder/data -A trust -U postgres >/dev/null"
+  su postgres -c "$pg_bin/pg_ctl -D $pg_folder/data -w -o '-p $port -c listen_addresses=127.0.0.1 -c unix_socket_directories=$pg_folder' -l $pg_folder/log start >/dev/null"
+  su postgres -c "$pg_bin/createdb -h 127.0.0.1 -p $port -U postgres flopwright_test"
   export FLOPWRIGHT_TEST_POSTGRES_URL="postgresql+psycopg://postgres@127.0.0.1:$port/flopwright_test"
-  stop_services() { su postgres -c "$bin/pg_ctl -D $folder/data -m immediate stop >/dev/null" || true; rm -rf "$folder"; }
+  # Not local: the trap runs after this function has returned.
+  stop_services() { su postgres -c "$pg_bin/pg_ctl -D $pg_folder/data -m immediate stop >/dev/null" || true; rm -rf "$pg_folder"; }
   trap stop_services EXIT
 }
 

@@ -11,7 +11,7 @@ from flopwright.errors import InputError, Violation, did_you_mean
 
 
 def schema(
-    kind: Annotated[str, typer.Argument(help="scenario, model, cluster, gpu or plan")],
+    kind: Annotated[str, typer.Argument(help="scenario, rollout, model, cluster, gpu or plan")],
 ) -> None:
     """Print the JSON Schema of a file kind, so that an editor completes and checks it.
 
@@ -21,10 +21,12 @@ def schema(
     from flopwright.spec.base import Spec
     from flopwright.spec.cluster import ClusterSpec, GpuSpec
     from flopwright.spec.model import ModelSpec
+    from flopwright.spec.rollout import RolloutScenario
     from flopwright.spec.scenario import Scenario
 
     kinds: dict[str, type[Spec]] = {
         "scenario": Scenario,
+        "rollout": RolloutScenario,
         "model": ModelSpec,
         "cluster": ClusterSpec,
         "gpu": GpuSpec,

@@ -42,7 +42,10 @@ def _violation(model: type[BaseModel], document: Document, detail: ErrorDetails)
     path, owner = _resolve(model, detail["loc"])
     kind, context = detail["type"], detail.get("ctx", {})
     field, line = ".".join(map(str, path)), document.line_of(path)
-    value = "" if kind in {"missing", "extra_forbidden"} else _short(detail.get("input"))
+    # A rule of a whole record names its fields itself; its "value" would only be the type.
+    found = detail.get("input")
+    whole = kind in {"missing", "extra_forbidden"} or isinstance(found, (dict, list, BaseModel))
+    value = "" if whole else _short(found)
     rule, fix = str(detail["msg"]).removeprefix("Value error, "), ""
     if kind == "extra_forbidden":
         rule, fix = "unknown key", did_you_mean(str(path[-1]), _keys(owner)) if owner else ""
@@ -66,7 +69,7 @@ def _violation(model: type[BaseModel], document: Document, detail: ErrorDetails)
 
 
 def _short(value: Any) -> str:
-    text = f"{type(value).__name__}" if isinstance(value, (dict, list, BaseModel)) else repr(value)
+    text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
