@@ -1,0 +1,1 @@
+"""Models in Hugging Face form: config.json and safetensors, in and out."""
