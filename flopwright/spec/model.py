@@ -197,15 +197,18 @@ class Mlp(_Grown):
     bias: bool = False
 
 
-class Moe(Spec):
+class Moe(_Grown):
     """Mixture of experts: routed SwiGLU experts plus shared ones that see every token.
 
     Attributes:
+        sequence_balance_loss: weight (alpha) of DeepSeek-V3's sequence-wise balance loss.
         router: "sigmoid_noaux_tc" (DeepSeek-V3) scores each expert alone and selects with a
             bias; "softmax" (Qwen3-MoE, Mixtral) scores by a softmax over all experts.
         norm_top_k_prob: the chosen experts' weights are divided by their sum. Always so in
             Mixtral, whose softmax over the chosen logits is the same thing.
     """
+
+    later_fields = ("sequence_balance_loss",)
 
     num_experts: PositiveInt
     top_k: PositiveInt
@@ -218,6 +221,7 @@ class Moe(Spec):
     norm_top_k_prob: bool = True
     routed_scaling_factor: PositiveFloat = 1.0
     bias_update_rate: float = Field(default=0.001, ge=0)
+    sequence_balance_loss: float = Field(default=0, ge=0)
 
     @property
     def sparsity(self) -> float:
@@ -284,6 +288,12 @@ class ModelSpec(_Grown):
         if isinstance(attn, GqaAttention) and layer >= attn.first_window_layer:
             return attn.sliding_window
         return None
+
+    def shrunk(self, *, hidden_size: int, num_layers: int, **sizes: Any) -> ModelSpec:
+        """Returns a small model of the same family and proportions; see `spec.shrink`."""
+        from flopwright.spec.shrink import shrunk  # it needs this module
+
+        return shrunk(self, hidden_size=hidden_size, num_layers=num_layers, **sizes)
 
     @property
     def num_moe_layers(self) -> int:
