@@ -10,6 +10,7 @@ import numpy as np
 
 from flopwright.kernels.grouped_gemm.cost import grouped_gemm
 from flopwright.kernels.linear.cost import linear
+from flopwright.kernels.memory_bound import memory_bound
 from flopwright.kernels.moe_permute.cost import permute, unpermute
 from flopwright.kernels.rms_norm.cost import wide_bytes
 from flopwright.kernels.router.cost import route
@@ -41,6 +42,20 @@ def _router(cost: CostBuilder, moe: Moe, hidden: int, local: Local) -> None:
     cost.saved("gate.choices", t * moe.top_k * _INDEX_BYTES)
     cost.saved("gate.scores", t * scored * wide)
     cost.saved("gate.weights", t * moe.top_k * wide)
+    if moe.sequence_balance_loss:
+        _balance_loss(cost, moe, local)
+
+
+def _balance_loss(cost: CostBuilder, moe: Moe, local: Local) -> None:
+    """Adds the sequence-wise balance loss: it keeps the logits and each sequence's shares."""
+    wide, sequences = wide_bytes(local.dtype), np.asarray(local.shape.micro_batch_size, float)
+    logits = local.shard_tokens * moe.num_experts
+    cost.saved("gate.logits", logits * wide)
+    cost.saved("gate.fractions", sequences * moe.num_experts * wide)
+    memory_bound(
+        cost, "balance_loss", Phase.BACKWARD_INPUT, dtype=local.dtype, elements=logits,
+        read_bytes=logits * wide, written_bytes=logits * wide,
+    )  # fmt: skip
 
 
 def _exchange(cost: CostBuilder, name: str, phase: Phase, nbytes: Array, local: Local) -> None:

@@ -94,7 +94,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns the weighted sum of each token's experts, plus the shared ones."""
         tokens = x.reshape(-1, x.shape[-1])
-        choices, weights = self.gate(tokens, self.routing_replay)
+        choices, weights = self.gate(tokens, self.routing_replay, x.shape[0])
         order, place, counts = sort_by_expert(choices, self.spec.num_experts)
         self._record(choices, counts)
         sent = permute(tokens, order, place, self.spec.top_k)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flopwright.kernels.linear.op import linear
 from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.router.op import route
+from flopwright.models.moe.balance import balanced
 from flopwright.spec.model import Moe
 
 
@@ -18,6 +19,9 @@ class Router(nn.Module):
 
     Scores are computed in fp32 or wider. `e_score_correction_bias` is a buffer of at least
     fp32: steps of 0.001 would vanish in bf16.
+
+    Attributes:
+        balance_share: weight of a micro-batch's balance loss: 1 / micro-batches of a step.
     """
 
     e_score_correction_bias: Tensor | None
@@ -33,6 +37,7 @@ class Router(nn.Module):
         biased = spec.router == "sigmoid_noaux_tc"
         bias = torch.zeros(spec.num_experts, dtype=wide_dtype(dtype), device=device)
         self.register_buffer("e_score_correction_bias", bias if biased else None)
+        self.balance_share = 1.0
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
         bias = self.e_score_correction_bias
@@ -42,15 +47,19 @@ class Router(nn.Module):
             self.e_score_correction_bias = bias.to(cast.device)
         return self
 
-    def forward(self, x: Tensor, replay: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, replay: Tensor | None = None, sequences: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """Returns (experts [T, k] int64, weights [T, k]) for tokens x [T, hidden].
 
         Args:
             replay: choices to take instead of its own; the weights stay the router's.
+            sequences: how many sequences the tokens are, for the sequence-wise balance loss.
         """
         spec = self.spec
+        logits = linear(x, self.weight, None, True)
         choices, weights, _ = route(
-            linear(x, self.weight, None, True),
+            logits,
             self.e_score_correction_bias,
             replay,
             spec.top_k,
@@ -60,6 +69,15 @@ class Router(nn.Module):
             spec.norm_top_k_prob,
             spec.routed_scaling_factor,
         )
+        if spec.sequence_balance_loss and self.training and torch.is_grad_enabled():
+            weights = balanced(
+                weights,
+                logits,
+                choices,
+                sequences=sequences,
+                softmax=spec.router == "softmax",
+                coefficient=spec.sequence_balance_loss * self.balance_share,
+            )
         return choices, weights
 
     @torch.no_grad()
@@ -73,5 +91,6 @@ class Router(nn.Module):
         """
         bias = self.e_score_correction_bias
         if bias is not None:
-            wide = loads.to(bias.dtype)
-            bias.add_(torch.sign(wide.mean() - wide), alpha=self.spec.bias_update_rate)
+            # Whole numbers: a step of 67 million tokens counts past what fp32 can tell apart.
+            below = torch.sign(loads.sum() - loads * loads.numel()).to(bias.dtype)
+            bias.add_(below, alpha=self.spec.bias_update_rate)
