@@ -1,0 +1,1 @@
+"""QK-Clip: attention logits bounded by scaling the weights that make them."""
