@@ -72,6 +72,8 @@ class Trial:
         plan, spec = self.plan, self.spec
         index = self.groups.coordinates["pp"]
         microbatches = plan.num_microbatches(self.workload.global_batch_size)
+        for block in self.stage.moe_blocks().values():
+            block.gate.balance_share = 1.0 / microbatches
         self.runner = Runner(
             actions=lower(plan, microbatches)[index],
             parts=StageParts(
