@@ -137,7 +137,9 @@ def test_factors_multiply_their_class() -> None:
 
 def test_hiding_a_share_leaves_the_rest_exposed() -> None:
     prior = default_calibration(K2.cluster.node.gpu)
-    plan = Candidates.from_plans([REPORTED])
+    # One stage: with several, hiding more makes another one the critical stage.
+    one_stage = ParallelPlan(dp_shard=128, ep=16, zero_stage=1, recompute="selective")
+    plan = Candidates.from_plans([one_stage])
     shown, hidden = (
         evaluate(K2, plan, prior.model_copy(update={"hidden_share": s})).time_s["ep_comm"][0]
         for s in ({}, {"ep_comm": 0.25})
