@@ -1,0 +1,215 @@
+"""Logits, gradients and generation equal transformers' for every family, same weights.
+
+Bound of a tensor: max |a - b| / max |b| <= 1e-5 (gradients 1e-4), or twice the error that
+transformers' own fp32 run has against its float64 run, where that is more.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flopwright.kernels.rope.frequencies import inverse_frequencies, softmax_scale, table_scale
+from flopwright.models.hf.config import model_from_hf_config
+from flopwright.models.transformer.module import Stage, build_stage, loss
+from flopwright.spec.model import LinearScaling, Llama3Scaling, ModelSpec, Rope, YarnScaling
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+BATCH, SEQ, VOCAB = 2, 24, 97
+COMMON = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "max_position_embeddings": 64, "bos_token_id": None,
+    "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+GQA = COMMON | {"num_key_value_heads": 2}
+MLA = COMMON | {
+    "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "n_shared_experts": 2, "moe_intermediate_size": 20, "first_k_dense_replace": 1,
+    "n_group": 1, "topk_group": 1, "num_mtp_layers": 0,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 5e4, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3": ("DeepseekV3", MLA),
+    "deepseek_v3_groups": ("DeepseekV3", MLA | {"n_group": 4, "topk_group": 2}),
+    "deepseek_v3_no_q_lora": ("DeepseekV3", MLA | {"q_lora_rank": None}),
+    "deepseek_v3_yarn": ("DeepseekV3", MLA | {"rope_parameters": YARN}),
+    "llama": ("Llama", GQA),
+    "llama_biases": ("Llama", GQA | {"attention_bias": True, "mlp_bias": True}),
+    "llama_llama3_rope": ("Llama", GQA | {"rope_parameters": LLAMA3}),
+    "qwen2": ("Qwen2", GQA | {"tie_word_embeddings": True}),
+    "qwen2_window": ("Qwen2", GQA | WINDOW),
+    "qwen3": ("Qwen3", GQA | {"head_dim": 16}),
+    "qwen3_moe": ("Qwen3Moe", GQA | EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
+    "qwen3_moe_not_normalised": ("Qwen3Moe", GQA | EXPERTS | {"head_dim": 12}),
+    "mixtral": ("Mixtral", GQA | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral_window": (
+        "Mixtral",
+        GQA | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7},
+    ),
+    "gpt2": (
+        "GPT2",
+        {
+            "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64,
+            "bos_token_id": None, "eos_token_id": None, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        },
+    ),
+}  # fmt: skip
+
+
+def _theirs(name: str) -> nn.Module:
+    """Returns transformers' model with weights that no symmetry can hide behind."""
+    kind, options = CASES[name]
+    config = getattr(transformers, f"{kind}Config")(**options)
+    head = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    model: nn.Module = getattr(transformers, head)(config).eval()
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            if p.ndim == 1:
+                p.copy_((0.0 if key.endswith("bias") else 1.0) + 0.1 * noise)
+            else:
+                p.copy_(noise / p.shape[-1] ** 0.5)
+        for key, b in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                b.copy_(0.1 * torch.randn(b.shape, generator=generator))
+    return model
+
+
+def _in_our_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors of GPT-2 under our names, matrices [out, in], q, k and v apart."""
+    parts = {
+        "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "mlp.c_fc": "mlp.up_proj",
+        "attn.c_proj": "self_attn.o_proj", "mlp.c_proj": "mlp.down_proj",
+    }  # fmt: skip
+    tables = {"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"}
+    out: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not name.startswith("transformer."):
+            out[name] = tensor
+            continue
+        path, leaf = name.removeprefix("transformer.").rsplit(".", 1)
+        if path in tables:
+            out[f"model.{tables[path]}.{leaf}"] = tensor
+            continue
+        _, number, part = path.split(".", 2)
+        turned = tensor.t() if tensor.ndim == 2 else tensor
+        if part == "attn.c_attn":
+            for proj, piece in zip("qkv", turned.chunk(3), strict=True):
+                out[f"model.layers.{number}.self_attn.{proj}_proj.{leaf}"] = piece
+        else:
+            out[f"model.layers.{number}.{parts[part]}.{leaf}"] = turned
+    return out
+
+
+def _spec(model: nn.Module) -> ModelSpec:
+    return model_from_hf_config(model.config.to_dict())
+
+
+def _ours(model: nn.Module, dtype: torch.dtype = torch.float32) -> Stage:
+    spec = _spec(model)
+    stage = build_stage(spec, range(-1, spec.num_layers + 1), dtype=dtype)
+    stage.load_state_dict(_in_our_names(model.state_dict()))
+    return stage.eval()
+
+
+def _tokens() -> Tensor:
+    return torch.randint(VOCAB, (BATCH, SEQ), generator=torch.Generator().manual_seed(1))
+
+
+def _gradients(
+    module: nn.Module, logits: Tensor, value: Callable[[Tensor, Tensor], Tensor]
+) -> dict[str, Tensor]:
+    value(logits, _tokens().roll(-1, 1)).backward()
+    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+
+
+def _their_run(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(_tokens(), use_cache=False).logits
+    grads = _gradients(model, logits, lambda x, t: F.cross_entropy(x.flatten(0, 1), t.flatten()))
+    return logits.detach(), _in_our_names(grads)
+
+
+def _error(a: Tensor, b: Tensor) -> float:
+    return ((a - b).abs().max() / b.abs().max()).item()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_gradients(name: str) -> None:
+    model = _theirs(name)
+    wide = copy.deepcopy(model).double()
+    if hasattr(wide, "set_experts_implementation"):
+        wide.set_experts_implementation("eager")  # the grouped product has no float64
+    stage = _ours(model)
+    logits, grads = _their_run(model)
+    exact_logits, exact_grads = _their_run(wide)
+    found = stage(_tokens())
+    own = _gradients(stage, found, loss)
+    assert _error(found, logits) <= max(1e-5, 2 * _error(logits, exact_logits))
+    assert own.keys() == grads.keys()
+    for key, grad in own.items():
+        bound = max(1e-4, 2 * _error(grads[key], exact_grads[key]))
+        assert _error(grad, grads[key]) <= bound, key
+
+
+@pytest.mark.parametrize(
+    ("rope", "parameters"),
+    [
+        (Rope(theta=5e4, scaling=YarnScaling(
+            factor=32, original_max_seq_len=4096, beta_fast=1, beta_slow=1, mscale=1,
+            mscale_all_dim=1)),  # Kimi K2
+         {"rope_type": "yarn", "rope_theta": 5e4, "factor": 32.0, "beta_fast": 1.0,
+          "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+          "original_max_position_embeddings": 4096}),
+        (Rope(scaling=YarnScaling(
+            factor=40, original_max_seq_len=4096, mscale=1, mscale_all_dim=1)),  # DeepSeek-V3
+         {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "beta_fast": 32.0,
+          "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+          "original_max_position_embeddings": 4096}),
+        (Rope(theta=1e6, scaling=YarnScaling(factor=4, original_max_seq_len=32768)),  # Qwen2.5
+         {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0,
+          "original_max_position_embeddings": 32768}),
+        (Rope(theta=5e5, scaling=Llama3Scaling(
+            factor=8, original_max_seq_len=8192, low_freq_factor=1, high_freq_factor=4)),
+         {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}),
+        (Rope(scaling=LinearScaling(factor=2)),
+         {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}),
+        (Rope(), {"rope_type": "default", "rope_theta": 1e4}),
+    ],
+    ids=["kimi_k2", "deepseek_v3", "qwen", "llama3", "linear", "plain"],
+)  # fmt: skip
+def test_rotary_frequencies(rope: Rope, parameters: dict[str, Any]) -> None:
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+
+    options = MLA | {
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "rope_parameters": parameters,
+        "max_position_embeddings": 131072,
+    }  # fmt: skip
+    config = transformers.DeepseekV3Config(**options)
+    theirs = deepseek.DeepseekV3RotaryEmbedding(config)
+    np.testing.assert_allclose(inverse_frequencies(rope, 64), theirs.inv_freq, rtol=5e-7)
+    assert table_scale(rope.scaling) == pytest.approx(theirs.attention_scaling, rel=1e-12)
+    attention = deepseek.DeepseekV3Attention(config, 0)
+    assert softmax_scale(192, rope.scaling) == pytest.approx(attention.scaling, rel=1e-12)
