@@ -14,7 +14,9 @@ from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec, Moe
 Config = dict[str, Any]
 
 # Fields of a ModelSpec that no config.json has: what a model is called, and how it is trained.
-_NOT_IN_CONFIGS: Final = frozenset({"name", "source", "moe.bias_update_rate"})
+_NOT_IN_CONFIGS: Final = frozenset(
+    {"name", "source", "moe.bias_update_rate", "moe.sequence_balance_loss"}
+)
 
 
 def _common(spec: ModelSpec) -> Config:

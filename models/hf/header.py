@@ -93,7 +93,7 @@ def _tensors(path: Path, raw: dict[str, Any], data_bytes: int) -> dict[str, Stor
         except (TypeError, KeyError, ValueError) as error:
             raise _bad(path, "its header entry is broken", name) from error
         whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
-        if dtype not in DTYPE_BITS or not whole:
+        if not isinstance(dtype, str) or dtype not in DTYPE_BITS or not whole:
             raise _bad(path, "its header entry is broken", name, f"{dtype} {shape}")
         if (end - begin) * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
             raise _bad(path, "its bytes do not fit its shape", name, f"{dtype} {list(shape)}")
