@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flopwright.errors import InputError
-from flopwright.report.compare import Comparison, compare
-from flopwright.report.compare_report import ComparedRun, ComparisonReport, make_report
+from flopwright.report.compare_report import ComparisonReport, make_report
 from flopwright.report.metrics import Measurement
-from flopwright.simulator.calibration.files import (
-    default_calibration,
-    own_folder,
-    read_calibration,
-)
+from flopwright.simulator.calibration.files import own_calibrations
 from flopwright.simulator.calibration.model import Calibration
-from flopwright.simulator.calibration.repredict import plan_of, predict_measurement
+from flopwright.simulator.calibration.repredict import compared_run, prior_of
 
 
 def calibrations(measurements: Sequence[Measurement]) -> dict[str, Calibration]:
@@ -25,25 +19,14 @@ def calibrations(measurements: Sequence[Measurement]) -> dict[str, Calibration]:
     """
     latest = measurements[-1].fingerprint.stack_id()
     stacks = {m.fingerprint.stack_id() for m in measurements}
-    own = [c for c in _own() if c.stack_id in stacks]
-    public = prior(measurements[-1])
+    own = [c for c in own_calibrations() if c.stack_id in stacks]
+    public = prior_of(measurements[-1])
     order = [
         *(c for c in own if c.stack_id == latest),
         public,
         *(c for c in own if c.stack_id != latest),
     ]
     return {c.id: c for c in order}
-
-
-def _own() -> list[Calibration]:
-    """Returns the user's own calibrations, newest first; a file that is none is skipped."""
-    found = []
-    for path in sorted(own_folder().glob("*.yaml")):
-        try:
-            found.append(read_calibration(path))
-        except InputError:
-            continue
-    return sorted(found, key=lambda c: c.created, reverse=True)
 
 
 def compared_runs(
@@ -56,25 +39,8 @@ def compared_runs(
     """
     runs = []
     for measurement in measurements:
-        if calibration.stack_id not in {"", measurement.fingerprint.stack_id()}:
-            continue
-        public = prior(measurement)
-        runs.append(
-            ComparedRun(
-                plan_name=measurement.plan_name,
-                measurement_id=measurement.id,
-                held_out=measurement.id not in calibration.measurements,
-                before=_compared(measurement, public) if calibration != public else None,
-                after=_compared(measurement, calibration),
-            )
-        )
+        if calibration.stack_id in {"", measurement.fingerprint.stack_id()}:
+            public = prior_of(measurement)
+            before = None if calibration == public else public
+            runs.append(compared_run(measurement, before, calibration))
     return make_report(runs)
-
-
-def prior(measurement: Measurement) -> Calibration:
-    """Returns the public prior of the processor that the run used."""
-    return default_calibration(plan_of(measurement).scenario.cluster.node.gpu)
-
-
-def _compared(measurement: Measurement, calibration: Calibration) -> Comparison:
-    return compare(predict_measurement(calibration, measurement), measurement)

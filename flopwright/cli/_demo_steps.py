@@ -181,22 +181,12 @@ def _compare(
     demo: Demo, result: RunResult, before: Calibration, after: Calibration
 ) -> ComparisonReport:
     from flopwright.cli._compare_view import show
-    from flopwright.report.compare import compare
     from flopwright.report.compare_html import comparison_html
     from flopwright.report.compare_png import comparison_png
-    from flopwright.report.compare_report import ComparedRun, make_report
-    from flopwright.simulator.calibration.repredict import predict_measurement
+    from flopwright.report.compare_report import make_report
+    from flopwright.simulator.calibration.repredict import compared_run
 
-    report = make_report(
-        ComparedRun(
-            plan_name=m.plan_name,
-            measurement_id=m.id,
-            held_out=m.id not in after.measurements,
-            before=compare(predict_measurement(before, m), m),
-            after=compare(predict_measurement(after, m), m),
-        )
-        for m in result.measurements
-    )
+    report = make_report(compared_run(m, before, after) for m in result.measurements)
     (demo.out / "compare.png").write_bytes(comparison_png(report))
     (demo.out / "compare.html").write_text(comparison_html(report), encoding="utf-8")
     (demo.out / "compare.json").write_text(report.model_dump_json(indent=1), encoding="utf-8")

@@ -72,30 +72,10 @@ def chosen_measurements(
     return found
 
 
-def own_calibrations() -> list[Calibration]:
-    """Returns the user's own calibrations, the newest first; files that are none are skipped."""
-    from flopwright.simulator.calibration.files import own_folder, read_calibration
-
-    found = []
-    for path in sorted(own_folder().glob("*.yaml")):
-        try:
-            found.append(read_calibration(path))
-        except InputError:
-            continue
-    return sorted(found, key=lambda c: c.created, reverse=True)
-
-
-def prior_of(measurement: Measurement) -> Calibration:
-    """Returns the public prior of the processor that a measurement ran on."""
-    from flopwright.simulator.calibration.files import default_calibration
-    from flopwright.simulator.calibration.repredict import plan_of
-
-    return default_calibration(plan_of(measurement).scenario.cluster.node.gpu)
-
-
 def base_for(measurements: Sequence[Measurement], name: str | None) -> Calibration:
     """Returns the curves to start from: named, else the stack's newest probe, else the prior."""
-    from flopwright.simulator.calibration.files import load_calibration
+    from flopwright.simulator.calibration.files import load_calibration, own_calibrations
+    from flopwright.simulator.calibration.repredict import prior_of
 
     if name is not None:
         return load_calibration(name)

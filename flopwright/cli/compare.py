@@ -74,7 +74,7 @@ def compare(
 
 def _newest(measurements: list[Measurement]) -> Calibration | None:
     """Returns the newest own calibration of the latest run's stack, None where there is none."""
-    from flopwright.cli._store_query import own_calibrations
+    from flopwright.simulator.calibration.files import own_calibrations
 
     stack = measurements[-1].fingerprint.stack_id()
     return next((c for c in own_calibrations() if c.stack_id == stack), None)
@@ -105,21 +105,11 @@ def _of_stack(
 def _compared(
     measurements: list[Measurement], before: Calibration | None, after: Calibration | None
 ) -> Iterator[ComparedRun]:
-    from flopwright.cli._store_query import prior_of
-    from flopwright.report.compare import compare as compare_one
-    from flopwright.report.compare_report import ComparedRun
-    from flopwright.simulator.calibration.repredict import predict_measurement
+    from flopwright.simulator.calibration.repredict import compared_run, prior_of
 
-    for m in measurements:
-        prior = before or prior_of(m)
-        last = after or prior
-        yield ComparedRun(
-            plan_name=m.plan_name,
-            measurement_id=m.id,
-            held_out=m.id not in last.measurements,
-            before=compare_one(predict_measurement(prior, m), m) if after else None,
-            after=compare_one(predict_measurement(last, m), m),
-        )
+    for measurement in measurements:
+        prior = before or prior_of(measurement)
+        yield compared_run(measurement, prior if after else None, after or prior)
 
 
 def _drawings(report: object, png: Path | None, html: Path | None) -> tuple[bytes, str]:

@@ -29,6 +29,17 @@ def own_folder() -> Path:
     return base / "calibrations"
 
 
+def own_calibrations() -> list[Calibration]:
+    """Returns the user's own calibrations, the newest first; files that are none are skipped."""
+    found = []
+    for path in sorted(own_folder().glob("*.yaml")):
+        try:
+            found.append(read_calibration(path))
+        except InputError:
+            continue
+    return sorted(found, key=lambda c: c.created, reverse=True)
+
+
 def shipped_calibration_ids() -> tuple[str, ...]:
     """Returns the ids of the calibrations that ship with the tool, sorted."""
     return tuple(sorted(c.id for c in _shipped()))
