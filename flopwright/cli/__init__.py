@@ -25,6 +25,7 @@ VERBS: Final[dict[str, str]] = {
     "dashboard": "Open the dashboard in a browser.",
     "demo": "Run the whole loop on this machine.",
     "generate": "Write text with a checkpoint of a run.",
+    "import-model": "Read a Hugging Face config.json into a model file.",
     "schema": "Print the JSON Schema of a file kind, for editors.",
     "doctor": "Say what is installed and which verbs work here.",
 }
@@ -39,11 +40,12 @@ class _LazyGroup(typer.core.TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"flopwright.cli.{cmd_name}")
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"flopwright.cli.{name}")
         app = typer.Typer(
             add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
         )
-        app.command(name=cmd_name, help=None)(getattr(module, cmd_name))
+        app.command(name=cmd_name, help=None)(getattr(module, name))
         command = typer.main.get_command(app)
         command.name = cmd_name
         return command
