@@ -111,7 +111,7 @@ def generate(
     prompt_ids = _encode_prompt(tokenizer, prompt)
     new: list[int] = []
     stopped, shown = "length", 0
-    for token in _tokens(model, prompt_ids, temperature, seed):
+    for token in _tokens(model, prompt_ids, max_tokens, temperature, seed):
         if token == tokenizer.eos_id:
             stopped = "end"
             break
@@ -151,14 +151,22 @@ def _encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 @torch.inference_mode()
 def _tokens(
-    model: TextModel, prompt_ids: list[int], temperature: float, seed: int
+    model: TextModel, prompt_ids: list[int], max_tokens: int, temperature: float, seed: int
 ) -> Iterator[int]:
-    """Yields token after token; the model sees the last max_seq_len of them."""
-    ids = list(prompt_ids)
+    """Yields at most max_tokens tokens one by one; the model sees the last max_seq_len of them.
+
+    A cache keeps what attention needs of earlier tokens. Where the text has outgrown the
+    context every token moves to another position, so nothing kept is of use.
+    """
+    ids, context = list(prompt_ids), model.spec.max_seq_len
     generator = torch.Generator().manual_seed(seed)
-    while True:
-        window = torch.tensor([ids[-model.spec.max_seq_len :]])
-        logits = model.stage(window)[0, -1, : model.tokenizer.vocab_size].float()
+    cache = model.stage.make_cache(1, min(context, len(ids) + max_tokens))
+    for _ in range(max_tokens):
+        if len(ids) <= context:
+            out = model.stage(torch.tensor([ids[cache.positions :]]), cache)
+        else:
+            out = model.stage(torch.tensor([ids[-context:]]))
+        logits = out[0, -1, : model.tokenizer.vocab_size].float()
         if temperature == 0:
             token = int(logits.argmax())
         else:

@@ -22,12 +22,16 @@ class RotaryTable:
         self._scale = table_scale(rope.scaling)
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, seq_len: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (cos, sin), each [seq_len, width / 2], on `like`'s device."""
+    def __call__(self, seq_len: int, like: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+        """Returns (cos, sin), each [seq_len, width / 2], from position `start` on.
+
+        On `like`'s device, in its dtype or fp32.
+        """
+        end = start + seq_len
         key = (like.device, wide_dtype(like.dtype))
-        if key not in self._tables or self._tables[key][0].shape[0] < seq_len:
+        if key not in self._tables or self._tables[key][0].shape[0] < end:
             # Room to the next power of two: generation lengthens its input by one each time.
-            rows = 1 << (seq_len - 1).bit_length()
+            rows = 1 << (end - 1).bit_length()
             positions = torch.arange(rows, dtype=torch.float64)
             angles = positions.outer(torch.from_numpy(self._frequencies))
             self._tables[key] = (
@@ -35,7 +39,7 @@ class RotaryTable:
                 (angles.sin() * self._scale).to(key[1]).to(key[0]),
             )
         cos, sin = self._tables[key]
-        return cos[:seq_len], sin[:seq_len]
+        return cos[start:end], sin[start:end]
 
     def tables(self) -> list[Tensor]:
         """Returns the tables made so far."""

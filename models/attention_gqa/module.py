@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flopwright.kernels.attention.cached import cached_attention
 from flopwright.kernels.attention.op import attention
 from flopwright.kernels.rope.frequencies import softmax_scale
 from flopwright.kernels.rope.op import rope
+from flopwright.models.cache import LayerCache
 from flopwright.models.norm.module import RmsNorm
 from flopwright.models.projection.module import Projection
 from flopwright.models.rotary import RotaryTable
@@ -44,15 +46,24 @@ class GroupedQueryAttention(nn.Module):
             self.q_norm = RmsNorm(spec.head_dim, eps, dtype=dtype, device=device)
             self.k_norm = RmsNorm(spec.head_dim, eps, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the attended states."""
+    def forward(self, x: Tensor, cache: LayerCache | None = None, start: int = 0) -> Tensor:
+        """Returns the attended states.
+
+        Args:
+            cache: keys and values of the positions before `start`; x's are added to it.
+            start: position of the first state in x.
+        """
         heads = (*x.shape[:-1], -1, self.spec.head_dim)
         q, k, v = (p(x).view(heads) for p in (self.q_proj, self.k_proj, self.v_proj))
         if self.spec.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if self._rotary is not None:
-            cos, sin = self._rotary(x.shape[1], x)
+            cos, sin = self._rotary(x.shape[1], x, start)
             q, k = rope(q, cos, sin, 0, False), rope(k, cos, sin, 0, False)
-        out, _ = attention(q, k, v, self.scale, self.window)
+        if cache is None:
+            out, _ = attention(q, k, v, self.scale, self.window)
+        else:
+            k, v = cache.extend(k, v)
+            out = cached_attention(q, k, v, self.scale, self.window)
         projected: Tensor = self.o_proj(out.flatten(2))
         return projected

@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flopwright.kernels.attention.cached import cached_attention
 from flopwright.kernels.attention.op import attention
 from flopwright.kernels.rope.frequencies import softmax_scale
 from flopwright.kernels.rope.op import mla_key_value, rope
+from flopwright.models.cache import LayerCache
 from flopwright.models.norm.module import RmsNorm
 from flopwright.models.projection.module import Projection
 from flopwright.models.rotary import RotaryTable
@@ -19,7 +21,11 @@ from flopwright.spec.model import MlaAttention
 
 
 class LatentAttention(nn.Module):
-    """Causal MLA: [B, S, hidden] to [B, S, hidden]."""
+    """Causal MLA: [B, S, hidden] to [B, S, hidden].
+
+    Attributes:
+        absorb: attend in the latent where a cache holds earlier positions.
+    """
 
     def __init__(
         self,
@@ -32,7 +38,7 @@ class LatentAttention(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.spec, self._rotary = spec, rotary
+        self.spec, self._rotary, self.absorb = spec, rotary, True
         self.scale = softmax_scale(spec.qk_head_dim, spec.rope.scaling)
         q_out, rank = spec.num_heads * spec.qk_head_dim, spec.kv_lora_rank
         kv_out = spec.num_heads * (spec.qk_nope_head_dim + spec.v_head_dim)
@@ -51,21 +57,68 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = projection(rank, kv_out)
         self.o_proj = projection(spec.num_heads * spec.v_head_dim, hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the attended states."""
+    def forward(self, x: Tensor, cache: LayerCache | None = None, start: int = 0) -> Tensor:
+        """Returns the attended states.
+
+        Args:
+            cache: latents and rotary keys of the positions before `start`; x's are added.
+            start: position of the first state in x.
+        """
         spec = self.spec
-        heads = (*x.shape[:-1], spec.num_heads, -1)
-        cos, sin = self._rotary(x.shape[1], x)
-        if spec.q_lora_rank is None:
-            q = self.q_proj(x)
-        else:
-            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        q = rope(q.view(heads), cos, sin, spec.qk_nope_head_dim, True)
+        cos, sin = self._rotary(x.shape[1], x, start)
+        q = self._queries(x, cos, sin)
         latent, key = self.kv_a_proj_with_mqa(x).split(
             (spec.kv_lora_rank, spec.qk_rope_head_dim), -1
         )
-        kv = self.kv_b_proj(self.kv_a_layernorm(latent)).view(heads)
+        latent = self.kv_a_layernorm(latent)
+        if cache is not None:
+            shared = rope(key.unsqueeze(2), cos, sin, 0, True).squeeze(2)
+            held = cache.extend(latent, shared)
+            # Where nothing came before, keys and values of every head are made once anyway.
+            if start > 0:
+                attend = self._absorbed if self.absorb else self._plain
+                return self._output(attend(q, *held))
+        kv = self.kv_b_proj(latent).view(*x.shape[:-1], spec.num_heads, -1)
         k, v = mla_key_value(kv, key, cos, sin, spec.qk_nope_head_dim)
         out, _ = attention(q, k, v, self.scale)
+        return self._output(out)
+
+    def _queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Returns [B, S, H, nope + rope], the rotary part turned."""
+        if self.spec.q_lora_rank is None:
+            q = self.q_proj(x)
+        else:
+            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        heads = q.view(*x.shape[:-1], self.spec.num_heads, -1)
+        turned: Tensor = rope(heads, cos, sin, self.spec.qk_nope_head_dim, True)
+        return turned
+
+    def _output(self, out: Tensor) -> Tensor:
         projected: Tensor = self.o_proj(out.flatten(2))
         return projected
+
+    def _plain(self, q: Tensor, latent: Tensor, key: Tensor) -> Tensor:
+        """Returns [B, S, H, V], keys and values made again for all T positions held.
+
+        Args:
+            latent: [B, T, kv_lora_rank]; key: [B, T, rope].
+        """
+        kv = self.kv_b_proj(latent).view(*latent.shape[:-1], self.spec.num_heads, -1)
+        k, v = kv.split((self.spec.qk_nope_head_dim, self.spec.v_head_dim), -1)
+        shared = key.unsqueeze(2).expand(*k.shape[:-1], -1)
+        return cached_attention(q, torch.cat((k, shared), -1), v, self.scale)
+
+    def _absorbed(self, q: Tensor, latent: Tensor, key: Tensor) -> Tensor:
+        """Returns the same without keys or values: attention runs in the latent.
+
+        With K = W_k c and V = W_v c, q . K = (W_k^T q) . c and sum p V = W_v sum p c: one
+        key head of width kv_lora_rank + rope serves all query heads (arXiv 2405.04434, 2.1.2).
+        """
+        spec = self.spec
+        weight = self.kv_b_proj.weight.view(spec.num_heads, -1, spec.kv_lora_rank)
+        w_k, w_v = torch.split(weight, [spec.qk_nope_head_dim, spec.v_head_dim], 1)
+        nope, rotary = torch.split(q, [spec.qk_nope_head_dim, spec.qk_rope_head_dim], -1)
+        queries = torch.cat((torch.einsum("bshn,hnr->bshr", nope, w_k), rotary), -1)
+        keys = torch.cat((latent, key), -1).unsqueeze(2)
+        mixed = cached_attention(queries, keys, latent.unsqueeze(2), self.scale)
+        return torch.einsum("bshr,hvr->bshv", mixed, w_v)

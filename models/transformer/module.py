@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flopwright.models.attention_gqa.module import GroupedQueryAttention
 from flopwright.models.attention_mla.module import LatentAttention
+from flopwright.models.cache import KvCache, LayerCache, make_cache
 from flopwright.models.embedding.module import Embedding
 from flopwright.models.head.module import loss as loss
 from flopwright.models.mlp.module import FeedForward
@@ -34,9 +35,14 @@ class Layer(nn.Module):
         self.input_layernorm, self.self_attn = norms[0], attention
         self.post_attention_layernorm, self.mlp = norms[1], mlp
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns hidden states like x [batch, seq, hidden]."""
-        x = x + self.self_attn(self.input_layernorm(x))
+    def forward(self, x: Tensor, cache: LayerCache | None = None, start: int = 0) -> Tensor:
+        """Returns hidden states like x [batch, seq, hidden].
+
+        Args:
+            cache: what attention keeps of the positions before `start`; x's are added.
+            start: position of the first state in x.
+        """
+        x = x + self.self_attn(self.input_layernorm(x), cache, start)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -95,12 +101,15 @@ class Stage(nn.Module):
         """Returns the derived tables that ops save but that are no activations (angles)."""
         return [] if self.rotary is None else self.rotary.tables()
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Returns the hidden states [batch, seq, hidden] of tokens [batch, seq]."""
+    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """Returns the hidden states [batch, seq, hidden] of tokens [batch, seq].
+
+        The first token stands at position `start`.
+        """
         assert self.model.embed_tokens is not None
         x: Tensor = self.model.embed_tokens(tokens)
         if self.model.embed_positions is not None:
-            x = x + self.model.embed_positions.weight[: tokens.shape[1]]
+            x = x + self.model.embed_positions.weight[start : start + tokens.shape[1]]
         return x
 
     def head(self, x: Tensor) -> Tensor:
@@ -110,17 +119,26 @@ class Stage(nn.Module):
         logits: Tensor = self.lm_head(self.model.norm(x))
         return logits
 
-    def forward(self, x: Tensor) -> Tensor:
+    def make_cache(self, batch: int, capacity: int) -> KvCache:
+        """Returns an empty cache of this stage's layers, in its dtype and on its device."""
+        like = next(p for p in self.parameters() if p.is_floating_point())
+        return make_cache(
+            self.spec, self.layer_numbers, batch, capacity, dtype=like.dtype, device=like.device
+        )
+
+    def forward(self, x: Tensor, cache: KvCache | None = None) -> Tensor:
         """Returns logits where the stage holds the head, otherwise hidden states.
 
         Args:
             x: tokens [batch, seq] int64 where it holds the embeddings, otherwise hidden
                 states [batch, seq, hidden].
+            cache: of the positions before; x stands after them and is added. No gradients.
         """
+        start = 0 if cache is None else cache.advance(x.shape[1])
         if self.has_embedding:
-            x = self.embed(x)
-        for block in self.blocks():
-            x = block(x)
+            x = self.embed(x, start)
+        for number, block in self.model.layers.items():
+            x = block(x, None if cache is None else cache.layers[int(number)], start)
         return self.head(x) if self.has_head else x
 
 

@@ -173,6 +173,19 @@ def test_logits_and_gradients(name: str) -> None:
         assert _error(grad, grads[key]) <= bound, key
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_generation_with_caches(name: str) -> None:
+    model, prompt, new = _theirs(name), _tokens()[:, :9], 20
+    stage = _ours(model)
+    theirs = model.generate(prompt, max_new_tokens=new, do_sample=False, use_cache=True)
+    cache, ids = stage.make_cache(BATCH, prompt.shape[1] + new), prompt
+    with torch.no_grad():
+        for _ in range(new):
+            logits = stage(ids[:, cache.positions :], cache)
+            ids = torch.cat((ids, logits[:, -1:].argmax(-1)), 1)
+    assert torch.equal(ids, theirs)
+
+
 @pytest.mark.parametrize(
     ("rope", "parameters"),
     [

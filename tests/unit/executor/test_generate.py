@@ -12,6 +12,7 @@ from flopwright.errors import InputError
 from flopwright.executor.checkpoint.save import RunState, TensorSlice, save
 from flopwright.executor.data.tokenizer import CharacterTokenizer, train_bpe
 from flopwright.executor.generate import TextModel, generate, load_text_model
+from flopwright.models.cache import KvCache
 from flopwright.models.transformer.module import build_stage, init_weights_
 from flopwright.spec.load import load_model
 
@@ -115,7 +116,11 @@ class _Fixed(torch.nn.Module):
         super().__init__()
         self.ids, self.vocab_size, self.calls = ids, vocab_size, 0
 
-    def forward(self, tokens):
+    def make_cache(self, batch, capacity):
+        return KvCache(capacity=capacity, layers={})
+
+    def forward(self, tokens, cache):
+        cache.advance(tokens.shape[1])
         out = torch.zeros(1, tokens.shape[1], self.vocab_size)
         out[0, -1, self.ids[self.calls]] = 1
         self.calls += 1
