@@ -77,6 +77,17 @@ def test_any_size_is_valid_builds_and_keeps_its_kind(data: st.DataObject) -> Non
     assert held == {p.name: p.shape for p in parameters(small) if not p.tied}
 
 
+def test_chosen_groups_always_hold_enough_experts() -> None:
+    spec = load_model("deepseek_v3")
+    for experts in range(1, 33):
+        for top_k in range(1, min(experts, 8) + 1):
+            small = spec.shrunk(hidden_size=64, num_layers=4, num_experts=experts, top_k=top_k)
+            kept(small, spec)
+            assert small.moe is not None
+            # The two best scores of a group are its score.
+            assert small.moe.num_groups == 1 or experts // small.moe.num_groups >= 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_proportions_stay_within_rounding(name: str) -> None:
     spec = load_model(name)
