@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -507,10 +508,10 @@ def test_writing_and_reading_hold_one_shard_and_one_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_tensor_bytes: Callable[[], int]
 ) -> None:
     spec = load_model("mixtral_8x7b").shrunk(
-        hidden_size=256, num_layers=16, vocab_size=64, max_seq_len=64
+        hidden_size=128, num_layers=16, vocab_size=64, max_seq_len=64
     )
     sizes = {p.name: p.numel * 4 for p in parameters(spec)}
-    total, largest, shard = sum(sizes.values()), max(sizes.values()), 10_000_000
+    total, largest, shard = sum(sizes.values()), max(sizes.values()), 2_500_000
     assert total > 8 * (shard + 1.2 * largest)
     peak = 0
 
@@ -535,7 +536,7 @@ def test_writing_and_reading_hold_one_shard_and_one_tensor(
     python_peak = tracemalloc.get_traced_memory()[1]
     # A shard, the tensor handed in, and the copy of a part of it.
     assert shard / 2 < peak <= shard + 1.2 * largest
-    assert python_peak < shard / 2
+    assert python_peak < total / 50
 
     peak = 0
     tracemalloc.reset_peak()
@@ -543,8 +544,9 @@ def test_writing_and_reading_hold_one_shard_and_one_tensor(
         watch()
     python_peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    shutil.rmtree(tmp_path / "model")
     assert largest <= peak <= 1.2 * largest
-    assert python_peak < shard / 2
+    assert python_peak < total / 50
 
 
 def test_the_first_weights_survive_a_round_trip(tmp_path: Path) -> None:
