@@ -28,6 +28,7 @@ def export(
 
     Example: flopwright export plan.yaml --to bundle
     """
+    from flopwright.executor.launch.supported import unsupported
     from flopwright.planner.export.bundle import EXECUTABLE, bundle
     from flopwright.planner.export.folder import write_folder
     from flopwright.simulator.training.predict import predict
@@ -41,7 +42,8 @@ def export(
         _calibration(plan_file, calibration),
         name=plan_file.name,
     )
-    files = bundle(plan_file, prediction, trace)
+    refused = [f"{v.field} {v.value}" for v in unsupported(plan_file)]
+    files = bundle(plan_file, prediction, trace, refused=refused)
     write_folder(to, files, executable=EXECUTABLE, force=force)
     if as_json:
         typer.echo(
@@ -50,6 +52,7 @@ def export(
                     "folder": str(to),
                     "files": {name: len(content) for name, content in sorted(files.items())},
                     "prediction": prediction.to_data(),
+                    "refused_by_executor": refused,
                 }
             )
         )
@@ -58,6 +61,8 @@ def export(
     typer.echo(f"wrote {len(files)} files to {to}:")
     for name, content in sorted(files.items()):
         typer.echo(f"  {name:{width}}  {len(content):>9,} bytes")
+    if refused:
+        typer.echo(f"flopwright run does not run this plan yet: {', '.join(refused)}")
     typer.echo(f"next: read {to / 'README.md'}, then {to / 'torchrun.sh'} or sbatch it")
 
 

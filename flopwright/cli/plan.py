@@ -213,7 +213,15 @@ def _go_on(name: str, out: Path | None, fixed: dict[str, int | str | bool], *, f
         typer.echo(f"Go on: {shlex.join(command)}")
         return
     path = shlex.quote(str(out))
+    from flopwright.executor.launch.supported import unsupported
+    from flopwright.spec.load import load_plan
+
     typer.echo(f"wrote {out}")
+    refused = [f"{v.field} {v.value}" for v in unsupported(load_plan(out))]
+    if refused:
+        typer.echo(f"Go on: flopwright export {path} --to bundle")
+        typer.echo(f"(flopwright run does not run this plan yet: {', '.join(refused)})")
+        return
     typer.echo(f"Go on: flopwright export {path} --to bundle   or   flopwright run {path}")
 
 

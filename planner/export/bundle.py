@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Final
 
 import flopwright
@@ -38,17 +39,20 @@ def with_prediction(plan: PlanFile, prediction: Prediction) -> PlanFile:
     return plan.model_copy(update={"predicted": step})
 
 
-def bundle(plan: PlanFile, prediction: Prediction, trace: Trace) -> dict[str, bytes]:
+def bundle(
+    plan: PlanFile, prediction: Prediction, trace: Trace, *, refused: Sequence[str] = ()
+) -> dict[str, bytes]:
     """Returns the bundle's files by name; the same inputs give the same bytes.
 
     Args:
         plan: the plan file; its summary of the prediction is renewed.
         prediction: of this plan; the expectations and bounds come from it.
         trace: the simulated step.
+        refused: what this version's executor does not run of the plan, in words.
     """
     plan = with_prediction(plan, prediction)
     texts = {
-        "README.md": readme(plan, prediction),
+        "README.md": readme(plan, prediction, refused),
         "plan.yaml": dump_yaml(plan, header=f"flopwright {flopwright.__version__}: run me"),
         "torchrun.sh": torchrun_script(plan),
         "sbatch.sh": sbatch_script(plan),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+import flopwright
 from flopwright.plan.file import PlanFile
 from flopwright.planner.export import deepspeed_json, torchrun
 from flopwright.planner.export.check import check_bounds
@@ -28,10 +30,17 @@ FILES: Final = {
 }
 
 
-def readme(plan: PlanFile, prediction: Prediction) -> str:
-    """Returns README.md as text; all numbers come from the plan and its prediction."""
+def readme(plan: PlanFile, prediction: Prediction, refused: Sequence[str] = ()) -> str:
+    """Returns README.md as text; all numbers come from the plan and its prediction.
+
+    Args:
+        plan: the plan file.
+        prediction: of this plan.
+        refused: what this version's executor does not run of the plan.
+    """
     parts = (
         _title(plan),
+        _refusal(refused),
         _run(plan),
         _expect(plan, prediction),
         _check(check_bounds(plan, prediction)),
@@ -40,7 +49,7 @@ def readme(plan: PlanFile, prediction: Prediction) -> str:
         _basis(plan, prediction),
         _files(plan),
     )
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
 def _title(plan: PlanFile) -> str:
@@ -54,6 +63,16 @@ def _title(plan: PlanFile) -> str:
         f"Split: **{parallel.label()}** on {parallel.world_size:,} ranks "
         f"({where.nodes:,} node{'s' if where.nodes > 1 else ''} x {where.ranks_per_node} "
         f"{scenario.cluster.node.gpu.name}).\n"
+    )
+
+
+def _refusal(refused: Sequence[str]) -> str:
+    if not refused:
+        return ""
+    return (
+        f"**flopwright {flopwright.__version__} does not run this plan yet**: its executor "
+        f"refuses {', '.join(refused)}. The expectations below hold for a program that does "
+        "what the plan says; deepspeed.json and plan.yaml describe it.\n"
     )
 
 

@@ -124,3 +124,14 @@ def test_a_single_node_readme_has_a_pasteable_command(
 ) -> None:
     files = bundle(make(dp_shard=4), prediction, trace)
     assert ". ./ENV.sh && torchrun --standalone" in files["README.md"].decode()
+
+
+def test_readme_says_first_what_the_executor_refuses(
+    k2: PlanFile, prediction: Prediction, trace: Trace
+) -> None:
+    plain = bundle(k2, prediction, trace)["README.md"].decode()
+    warned = bundle(k2, prediction, trace, refused=["parallel.vpp 4"])["README.md"].decode()
+    assert "does not run this plan yet" not in plain
+    before_run = warned.split("## Run it")[0]
+    assert "does not run this plan yet" in before_run
+    assert "parallel.vpp 4" in before_run
