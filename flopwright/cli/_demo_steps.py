@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PAPER_SCENARIO: Final = "kimi_k2_pretrain_2048gpu_h800_bf16"
 MINI_SCENARIO: Final = "kimi_k2_mini_2cpu_fp32"
 MARKER_FILE: Final = "demo.json"
+PROBE_FILE: Final = "probe.calibration.yaml"
+CALIBRATION_FILE: Final = "calibration.yaml"
 PROBE_BUDGET_S: Final = 30.0
 
 # Three ways to split the mini run over two ranks. The held one is predicted, not learnt from.
@@ -35,6 +37,20 @@ DATA_PARALLEL: Final = ParallelPlan(dp_shard=2, micro_batch_size=4, zero_stage=1
 PIPELINE: Final = ParallelPlan(pp=2, micro_batch_size=4, data_parallel="none")
 EXPERT_PARALLEL: Final = ParallelPlan(dp_shard=2, ep=2, micro_batch_size=4, zero_stage=1)
 PLANS: Final = {"dp2-zero1": DATA_PARALLEL, "pp2": PIPELINE, "ep2-zero1": EXPERT_PARALLEL}
+# What a demo writes into its folder.
+OWN: Final = (
+    "run",
+    "store.sqlite",
+    "store.sqlite-wal",
+    "store.sqlite-shm",
+    "k2_2048_h800.plan.yaml",
+    "compare.png",
+    "compare.html",
+    "compare.json",
+    PROBE_FILE,
+    CALIBRATION_FILE,
+    *(f"{name}.plan.yaml" for name in PLANS),
+)
 HELD: Final = "ep2-zero1"
 TWIN: Final = "dp2-zero1-again"  # the first plan under a second name shows the noise
 
@@ -80,7 +96,7 @@ def _console(quiet: bool) -> Console:
 
 
 def _prepare_folder(out: Path) -> None:
-    """Makes the folder anew; only a folder that a demo wrote is ever removed."""
+    """Makes room for a new demo: what an earlier one wrote goes, anything else stays."""
     if out.exists() and any(out.iterdir()):
         if not (out / MARKER_FILE).exists():
             raise InputError(
@@ -91,7 +107,12 @@ def _prepare_folder(out: Path) -> None:
                     nearest_fix="name another folder",
                 )
             )
-        shutil.rmtree(out)
+        for name in OWN:
+            path = out / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     # Written first: a demo that was cut short may be run again into the same folder.
     (out / MARKER_FILE).write_text("{}", encoding="utf-8")
@@ -166,12 +187,13 @@ def _calibrate(demo: Demo, result: RunResult) -> tuple[Calibration, Calibration]
     probed = fit_probe(result.probe)
     learnt = [m for m in result.measurements if m.plan_name != HELD]
     calibrated = fit_runs(probed, learnt, predict_measurement)
-    save_calibration(probed, demo.out / "probe.calibration.yaml")
-    save_calibration(calibrated, demo.out / "calibration.yaml")
+    for calibration, name in ((probed, PROBE_FILE), (calibrated, CALIBRATION_FILE)):
+        save_calibration(calibration, demo.out / name)
+        save_calibration(calibration)  # the user's own: the dashboard offers it by id
     factors = ", ".join(f"{name} x{value:.2f}" for name, value in calibrated.factors.items())
     demo.console.print(
         f"from the probe: {len(probed.curves)} operator curves, {len(probed.collectives)} "
-        f"collectives; from {len(learnt)} runs: {factors}",
+        f"collectives; from {len(learnt)} runs of two plans: {factors}",
         highlight=False,
     )
     return probed, calibrated
@@ -200,9 +222,13 @@ def _where_next(demo: Demo) -> None:
         (f"{out}/compare.png", "predicted against measured, as a picture (.html, .json too)"),
         (f"{out}/run/trace-pp2.json", "one real step; open it in https://ui.perfetto.dev"),
         (f"{out}/k2_2048_h800.plan.yaml", "the K2 plan; export it:"),
-        ("", f"flopwright export {out}/k2_2048_h800.plan.yaml --to {out}/k2_bundle"),
+        ("", f"flopwright export {out}/k2_2048_h800.plan.yaml --to {out.parent}/k2_bundle"),
         ("", f"flopwright generate {out}/run/checkpoint-pp2 --prompt 'def '"),
-        ("", f"flopwright compare --store {store} --calibration {out}/calibration.yaml"),
+        (
+            "",
+            f"flopwright compare --store {store} --before {out}/{PROBE_FILE} "
+            f"--calibration {out}/{CALIBRATION_FILE}",
+        ),
         ("", "flopwright rollouts kimi_k2_like_256gpu_h800 --sweep"),
         ("", f"flopwright dashboard --store {store}"),
     )

@@ -31,7 +31,13 @@ _POSTGRES_LOCK: Final = 0x666C6F70
 
 
 def default_url() -> str:
-    """Returns the address of the user's own store, in $FLOPWRIGHT_HOME or the data folder."""
+    """Returns the store's address: $FLOPWRIGHT_STORE, else a file in the user's own folder.
+
+    That folder is $FLOPWRIGHT_HOME, or ~/.local/share/flopwright.
+    """
+    named = os.environ.get("FLOPWRIGHT_STORE")
+    if named:
+        return named
     home = os.environ.get("FLOPWRIGHT_HOME")
     folder = Path(home).expanduser() if home else Path.home() / ".local/share/flopwright"
     return f"sqlite:///{folder.absolute() / 'store.sqlite'}"
