@@ -20,6 +20,7 @@ _skips: list[str] = []
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps every test out of the user's own store and caches."""
+    monkeypatch.delenv("FLOPWRIGHT_STORE", raising=False)
     if "FLOPWRIGHT_HOME" not in os.environ:
         monkeypatch.setenv("FLOPWRIGHT_HOME", str(tmp_path_factory.getbasetemp() / "home"))
 
