@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,9 +58,10 @@ def rollouts(
         with _progress("lambdas", as_json) as advance:
             found = sweep_lambda(spec, None, rounds, seed, max_staleness, advance)
     if png is not None:
+        from flopwright.simulator.calibration.files import write_atomically
         from flopwright.simulator.rollouts.figure import round_png
 
-        _write(png, round_png(report, found))
+        write_atomically(png, round_png(report, found))
     if as_json:
         typer.echo(json.dumps(_data(report, found)))
         return
@@ -118,15 +117,3 @@ def _check_target(path: Path) -> None:
         raise InputError(
             Violation(field="--png", value=str(path), rule=f"no such folder: {path.parent}")
         )
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes the file whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

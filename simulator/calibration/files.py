@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -111,26 +111,31 @@ def save_calibration(calibration: Calibration, path: Path | None = None) -> Path
     return target
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file so that it is there whole or not at all.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file so that it is there whole or not at all, with the mode of the umask.
+
+    Args:
+        path: the file; its folder is made where it is missing.
+        content: text (written as UTF-8) or bytes.
 
     Raises:
         InputError: the folder cannot be made or the file cannot be written.
     """
-    temporary = None
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # Not tempfile.mkstemp: its files are readable by their owner alone.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+            file.write(data)
         temporary.replace(path)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise InputError(
             Violation(file=str(path), rule=f"cannot write the file: {error.strerror}")
         ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def default_calibration(gpu: GpuSpec) -> Calibration:
