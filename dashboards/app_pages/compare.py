@@ -10,7 +10,7 @@ from flopwright.dashboards.runs import calibrations, compared_runs
 from flopwright.errors import InputError
 from flopwright.report.compare_report import ComparisonReport, ErrorSummary
 from flopwright.report.metrics import Measurement
-from flopwright.store import open_store
+from flopwright.store import default_url, open_store, store_exists
 
 
 def page() -> None:
@@ -18,7 +18,10 @@ def page() -> None:
     st.title("Compare")
     st.caption("Measured runs beside what the simulator predicts for the same plans.")
     try:
-        store = open_store(store_url())
+        if not store_exists(store_url()):
+            _nothing_yet(store_url() or default_url())
+            return
+        store = open_store(store_url(), create=False)
         measurements = store.measurements()
         store.close()
     except InputError as error:

@@ -22,11 +22,11 @@ def chosen_measurements(
     """Returns the store's measurements that pass the filters, oldest first.
 
     Raises:
-        InputError: none is left, or a name to leave out is not there.
+        InputError: there is no store, none is left, or a name to leave out is not there.
     """
     from flopwright.store import open_store
 
-    store = open_store(url)
+    store = open_store(url, create=False)
     every = store.measurements()
     if not every:
         raise InputError(

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, inspect, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
-from flopwright.errors import InputError, Violation
+from flopwright.errors import InputError, Violation, did_you_mean
 from flopwright.report.metrics import Measurement
 from flopwright.store.engine import make_engine, parse_url, transaction
 from flopwright.store.tables import (
@@ -43,22 +43,47 @@ def default_url() -> str:
     return f"sqlite:///{folder.absolute() / 'store.sqlite'}"
 
 
-def open_store(url: str | None = None) -> Store:
-    """Returns the store at `url`, made if it is not there yet.
+def open_store(url: str | None = None, *, create: bool = True) -> Store:
+    """Returns the store at `url`.
 
     Args:
         url: "sqlite:///runs.sqlite", a path, or "postgresql://user@host/name"; None is
             `default_url()`.
+        create: make the file where there is none. Who only reads says False: a misspelt
+            name is then an error, and nothing is made.
 
     Raises:
-        InputError: not ours, damaged, written by a newer flopwright, not reachable, or the
-            PostgreSQL driver is missing.
+        InputError: not there (without `create`), not ours, damaged, written by a newer
+            flopwright, not reachable, or the PostgreSQL driver is missing.
     """
+    if not create and not store_exists(url):
+        raise InputError(_absent(url))
     engine = make_engine(parse_url(url or default_url()))
     with transaction(engine, write=True) as connection:
         _check_health(connection)
         _check_or_create_schema(connection)
     return Store(engine)
+
+
+def store_exists(url: str | None = None) -> bool:
+    """Returns whether a SQLite file is there; a server is asked only when it is opened."""
+    parsed = parse_url(url or default_url())
+    if parsed.get_backend_name() != "sqlite" or parsed.database in {None, "", ":memory:"}:
+        return True
+    return Path(str(parsed.database)).exists()
+
+
+def _absent(url: str | None) -> Violation:
+    path = Path(str(parse_url(url or default_url()).database))
+    folder = path.parent
+    names = [p.name for p in folder.glob("*.sqlite")] if folder.is_dir() else []
+    near = did_you_mean(path.name, names) if names else ""
+    return Violation(
+        field="store",
+        value=str(path),
+        rule="the store does not exist",
+        nearest_fix=near or "a run makes it: flopwright run PLAN",
+    )
 
 
 class Store:

@@ -160,11 +160,16 @@ def test_wrong_input_ends_with_code_2_and_writes_nothing(
 ) -> None:
     curves = str(tmp_path / "curves.yaml")
     out_file = tmp_path / "never.yaml"
+    nowhere = str(tmp_path / "stor.sqlite")
+    open_store(str(tmp_path / "empty.sqlite"))
     cases = (
         (("calibrate", "--store", store, "--exclude", "dp3"), "did you mean 'dp2'"),
         (("calibrate", "--store", store, "--base", "nothing"), "id of a calibration"),
         (("calibrate", "--store", store, "--only-stack", "x"), "no measurement passes"),
-        (("calibrate", "--store", str(tmp_path / "new.sqlite")), "holds no measurement yet"),
+        (("calibrate", "--store", str(tmp_path / "empty.sqlite")), "holds no measurement yet"),
+        (("calibrate", "--store", nowhere), "does not exist; did you mean 'store.sqlite'?"),
+        (("compare", "--store", nowhere), "does not exist"),
+        (("compare", "--store", str(tmp_path / "runs" / "x.sqlite")), "flopwright run PLAN"),
         (("compare", "--store", store, "--calibration", "missing.yaml"), "cannot read"),
         (("compare", "--store", store, "--plan", "pp3"), "did you mean 'pp2'"),
     )
@@ -173,6 +178,8 @@ def test_wrong_input_ends_with_code_2_and_writes_nothing(
         code, _, err = run(capsys, *arguments, *extra)
         assert code == 2, arguments
         assert message in err, arguments
+    assert not Path(nowhere).exists()
+    assert not (tmp_path / "runs").exists()
     open_store(store).add(measure("dp2", FINGERPRINT.model_copy(update={"num_cores": 64})))
     code, _, err = run(
         capsys, "calibrate", "--store", store, "--base", curves, "--out", str(out_file)
