@@ -55,7 +55,7 @@ def bundle(
         "README.md": readme(plan, prediction, refused),
         "plan.yaml": dump_yaml(plan, header=f"flopwright {flopwright.__version__}: run me"),
         "torchrun.sh": torchrun_script(plan),
-        "sbatch.sh": sbatch_script(plan),
+        "sbatch.sh": sbatch_script(plan, prediction),
         "ENV.sh": env_script(plan),
         "deepspeed.json": deepspeed_json(plan),
         "check.json": check_json(plan, prediction),

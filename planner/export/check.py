@@ -9,7 +9,7 @@ from typing import Final
 from flopwright.plan.file import PlanFile
 from flopwright.planner.export.target import header
 from flopwright.planner.export.torchrun import RUN_FOLDER
-from flopwright.report.check import CheckBounds
+from flopwright.report.check import EXIT_UNREADABLE, CheckBounds
 from flopwright.report.metrics import Prediction
 
 # A run this much slower than the interval's upper end costs at least half as much again.
@@ -18,6 +18,15 @@ _STOP_OVER_HIGH: Final = 1.5
 _MEMORY_STOP_SHARE: Final = 0.98
 # Nats above ln(vocabulary): logits of a fresh model have some variance.
 _LOSS_MARGIN: Final = 0.5
+
+# Python's own exit code for a missing module is 1, which would read as "look".
+_NEEDS_FLOPWRIGHT: Final = (
+    "if ! \"$python\" -c 'import flopwright.report.check' 2>/dev/null; then\n"
+    '  echo "measure.sh: $python cannot import flopwright: activate the environment it is '
+    'installed in, or set PYTHON to its interpreter" >&2\n'
+    f"  exit {EXIT_UNREADABLE}\n"
+    "fi\n"
+)
 
 
 def check_bounds(plan: PlanFile, prediction: Prediction) -> CheckBounds:
@@ -55,6 +64,8 @@ def measure_script(plan: PlanFile) -> str:
         + "#   ./measure.sh RUN_OR_FILE      a run's folder, its steps.jsonl or its measurement\n"
         + "set -euo pipefail\n"
         + 'here="$(cd "$(dirname "$0")" && pwd)"\n'
-        + f'exec "${{PYTHON:-python3}}" -m flopwright.report.check "${{1:-$here/{RUN_FOLDER}}}" '
+        + 'python="${PYTHON:-python3}"\n'
+        + _NEEDS_FLOPWRIGHT
+        + f'exec "$python" -m flopwright.report.check "${{1:-$here/{RUN_FOLDER}}}" '
         + '"$here/check.json"\n'
     )

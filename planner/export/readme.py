@@ -10,7 +10,9 @@ from flopwright.plan.file import PlanFile
 from flopwright.planner.export import deepspeed_json, torchrun
 from flopwright.planner.export.check import check_bounds
 from flopwright.planner.export.env import environment
+from flopwright.planner.export.sbatch import time_limit_h
 from flopwright.planner.export.target import RENDEZVOUS_PORT, TARGET_VERSIONS, placement, slug
+from flopwright.planner.export.torchrun import RUN_FOLDER
 from flopwright.planner.whole_run import whole_run
 from flopwright.report.check import CheckBounds
 from flopwright.report.metrics import Prediction
@@ -45,7 +47,7 @@ def readme(plan: PlanFile, prediction: Prediction, refused: Sequence[str] = ()) 
         _expect(plan, prediction),
         _check(check_bounds(plan, prediction)),
         _memory(prediction),
-        _not_expressed(plan),
+        _not_expressed(plan, prediction),
         _basis(plan, prediction),
         _files(plan),
     )
@@ -91,7 +93,9 @@ def _run(plan: PlanFile) -> str:
         f"## Run it\n\n{here}\n\nUnder Slurm:\n\n"
         "```bash\nsbatch sbatch.sh --text FOLDER_WITH_TEXT\n```\n\n"
         "Both need the environment active in which flopwright[train] is installed. Without "
-        "`--text` the run trains on the sources of Python's standard library.\n"
+        "`--text` the run trains on the sources of Python's standard library. A folder holds one "
+        f"run: for another, move `{RUN_FOLDER}` away, or pass `--out run2` and then give "
+        "`./measure.sh run2` that folder.\n"
     )
 
 
@@ -154,7 +158,7 @@ def _memory(prediction: Prediction) -> str:
     )
 
 
-def _not_expressed(plan: PlanFile) -> str:
+def _not_expressed(plan: PlanFile, prediction: Prediction) -> str:
     rows = [f"deepspeed.json: {text}" for text in deepspeed_json.not_expressed(plan)]
     where, gpus = placement(plan), plan.scenario.cluster.node.gpus
     if where.ranks_per_node not in {gpus, plan.parallel.world_size}:
@@ -162,6 +166,16 @@ def _not_expressed(plan: PlanFile) -> str:
             f"torchrun.sh, sbatch.sh: {where.ranks_per_node} ranks a node where a node has "
             f"{gpus}: torchrun starts equally many on each, the prediction fills nodes"
         )
+    rows.append(
+        "torchrun.sh, sbatch.sh: saving on the way and resuming: flopwright "
+        f"{flopwright.__version__} saves only at the end of a run and cannot resume, so a run "
+        "that is interrupted, or longer than the job's --time, is lost"
+    )
+    rows.append(
+        f"sbatch.sh: the longest job the site allows: --time is {time_limit_h(plan, prediction)} "
+        "h, the upper end of the predicted whole run rounded up to hours (sbatch --time=... "
+        "overrides it)"
+    )
     rows.append("sbatch.sh: partition, account, qos and container: they are the site's")
     rows.append(
         "ENV.sh: the network interface (NCCL_SOCKET_IFNAME, NCCL_IB_HCA): it is the site's"

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import Final
 
 from flopwright.plan.file import PlanFile
 from flopwright.planner.export.target import RENDEZVOUS_PORT, header, placement, slug
-from flopwright.planner.export.torchrun import program_arguments, torchrun_arguments
-
-DEFAULT_TIME_LIMIT: Final = "24:00:00"
-# Seconds before the time limit at which Slurm signals the job, so that it can save its state.
-SIGNAL_BEFORE_END_S: Final = 120
+from flopwright.planner.export.torchrun import (
+    ENDPOINT_VARIABLE,
+    program_arguments,
+    torchrun_arguments,
+)
+from flopwright.planner.whole_run import whole_run
+from flopwright.report.metrics import Prediction
 
 # The first node of the job is where the others meet.
 _MEET: Final = (
     'head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"\n'
-    f"port={RENDEZVOUS_PORT}\n"
+    f'export RDZV_ENDPOINT="$head:{RENDEZVOUS_PORT}"\n'
 )
 
 
-def sbatch_options(plan: PlanFile) -> tuple[str, ...]:
+def time_limit_h(plan: PlanFile, prediction: Prediction) -> int:
+    """Returns the whole run's hours at the upper end of its interval, rounded up."""
+    return math.ceil(24 * whole_run(plan.scenario, prediction).days_interval.high)
+
+
+def sbatch_options(plan: PlanFile, prediction: Prediction) -> tuple[str, ...]:
     """Returns the #SBATCH options; partition, account and qos are the site's to add."""
     where, node = placement(plan), plan.scenario.cluster.node
     options = [
@@ -34,19 +42,14 @@ def sbatch_options(plan: PlanFile) -> tuple[str, ...]:
         options.append(f"--cpus-per-task={node.cores}")
     if where.nodes > 1 or where.ranks_per_node == node.gpus:
         options += ["--exclusive", "--mem=0"]
-    options += [
-        f"--time={DEFAULT_TIME_LIMIT}",
-        "--output=slurm-%j.out",
-        f"--signal=USR2@{SIGNAL_BEFORE_END_S}",
-        "--requeue",
-    ]
+    options += [f"--time={time_limit_h(plan, prediction)}:00:00", "--output=slurm-%j.out"]
     return tuple(options)
 
 
-def sbatch_script(plan: PlanFile) -> str:
+def sbatch_script(plan: PlanFile, prediction: Prediction) -> str:
     """Returns the batch script, to be submitted from the bundle's folder."""
     arguments = [
-        '--rdzv-endpoint="$head:$port"'
+        f'--rdzv-endpoint="{ENDPOINT_VARIABLE}"'
         if a.startswith("--rdzv-endpoint=")
         else '--nnodes="$SLURM_NNODES"'
         if a.startswith("--nnodes=")
@@ -57,7 +60,7 @@ def sbatch_script(plan: PlanFile) -> str:
     ]
     return (
         "#!/usr/bin/env bash\n"
-        + "".join(f"#SBATCH {option}\n" for option in sbatch_options(plan))
+        + "".join(f"#SBATCH {option}\n" for option in sbatch_options(plan, prediction))
         + header(plan, "slurm")
         + "# Submit from this folder: sbatch [--partition=P --account=A] sbatch.sh --text FOLDER\n"
         + "set -euo pipefail\n"

@@ -10,6 +10,9 @@ from flopwright.planner.export.target import PLAN_FILE, RENDEZVOUS_PORT, header,
 
 WORKER_MODULE: Final = "flopwright.executor.train.worker"
 RUN_FOLDER: Final = "run"
+# Where several nodes meet, as the scripts read it from the environment.
+ENDPOINT_VARIABLE: Final = "$RDZV_ENDPOINT"
+EXIT_USAGE: Final = 64
 
 
 def torchrun_arguments(plan: PlanFile, *, endpoint: str | None = None) -> tuple[str, ...]:
@@ -18,14 +21,14 @@ def torchrun_arguments(plan: PlanFile, *, endpoint: str | None = None) -> tuple[
     The ranks' output is shown for rank 0 and kept for all in the run's folder.
 
     Args:
-        endpoint: host:port at which several nodes meet; on one node torchrun meets itself
-            on a free port of the loopback interface.
+        endpoint: host:port at which several nodes meet, theirs to give; on one node torchrun
+            meets itself on a free port of the loopback interface.
     """
     where = placement(plan)
     if where.nodes == 1:
         meeting: tuple[str, ...] = ("--standalone", "--local-addr=127.0.0.1")
     else:
-        at = endpoint or f"localhost:{RENDEZVOUS_PORT}"
+        at = endpoint or ENDPOINT_VARIABLE
         meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={at}", "--rdzv-id=flopwright")
     return (
         *meeting,
@@ -54,17 +57,12 @@ def torchrun_script(plan: PlanFile) -> str:
     """Returns torchrun.sh: one node pastes it as it is, several set RDZV_ENDPOINT first."""
     where = placement(plan)
     arguments = [
-        f'--rdzv-endpoint="${{RDZV_ENDPOINT:-{a.partition("=")[2]}}}"'
+        f'--rdzv-endpoint="{ENDPOINT_VARIABLE}"'
         if a.startswith("--rdzv-endpoint=")
         else shlex.quote(a)
         for a in torchrun_arguments(plan)
     ]
-    several = (
-        f"# Run it on each of the {where.nodes} nodes, with RDZV_ENDPOINT=<first node>:"
-        f"{RENDEZVOUS_PORT}.\n"
-        if where.nodes > 1
-        else ""
-    )
+    several, refusal = _several_nodes(where.nodes) if where.nodes > 1 else ("", "")
     program = shlex.join(program_arguments())
     return (
         "#!/usr/bin/env bash\n"
@@ -72,10 +70,25 @@ def torchrun_script(plan: PlanFile) -> str:
         + several
         + "# More arguments go to the training program, such as --steps 100 --text FOLDER.\n"
         + "set -euo pipefail\n"
+        + refusal
         + 'cd "$(dirname "$0")"\n'
         + ". ./ENV.sh\n"
         + "exec torchrun \\\n  "
         + " \\\n  ".join(arguments)
         + f" \\\n  {program} "
         + '"$@"\n'
+    )
+
+
+def _several_nodes(nodes: int) -> tuple[str, str]:
+    """Returns the comment and the check of a script that each of several nodes runs."""
+    # a default such as localhost would leave every node waiting for the others by itself
+    return (
+        f"# Run it on each of the {nodes} nodes, with RDZV_ENDPOINT=FIRST_NODE:"
+        f"{RENDEZVOUS_PORT}.\n",
+        'if [ -z "${RDZV_ENDPOINT:-}" ]; then\n'
+        f'  echo "torchrun.sh: this plan is for {nodes} nodes: start it on each of them with '
+        f'RDZV_ENDPOINT=FIRST_NODE:{RENDEZVOUS_PORT} set, or use sbatch.sh" >&2\n'
+        f"  exit {EXIT_USAGE}\n"
+        "fi\n",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from flopwright.planner.export.torchrun import (
     torchrun_arguments,
     torchrun_script,
 )
+from flopwright.report.metrics import Prediction
 from flopwright.spec.load import make_plan_file
 from flopwright.spec.scenario import Scenario
 
@@ -121,8 +123,42 @@ def test_torchrun_script_hands_over_what_it_is_given(
     ]
 
 
-def test_sbatch_fields(k2: PlanFile) -> None:
-    script = sbatch_script(k2)
+def test_several_nodes_without_a_meeting_place_are_refused(
+    make: Callable[..., PlanFile], tmp_path: Path
+) -> None:
+    plan = make(dp_shard=128, pp=16)
+    script = tmp_path / "torchrun.sh"
+    script.write_text(torchrun_script(plan))
+    done = subprocess.run(
+        ["bash", script],
+        text=True, check=False, timeout=30, capture_output=True, env={"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 64
+    assert "256 nodes" in done.stderr
+    assert "RDZV_ENDPOINT=FIRST_NODE:29500" in done.stderr
+    assert "RDZV_ENDPOINT" not in torchrun_script(make(dp_shard=4))
+
+
+def test_measuring_without_the_environment_is_no_verdict(
+    make: Callable[..., PlanFile], tmp_path: Path
+) -> None:
+    script = tmp_path / "measure.sh"
+    script.write_text(measure_script(make(dp_shard=4)))
+    bare = tmp_path / "python-without-flopwright"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    for python in (bare, tmp_path / "absent"):
+        done = subprocess.run(
+            ["bash", script], text=True, check=False, timeout=60, capture_output=True,
+            env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)},
+        )  # fmt: skip
+        assert done.returncode == 64, done.stderr
+        assert "cannot import flopwright" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_sbatch_fields(k2: PlanFile, prediction: Prediction) -> None:
+    script = sbatch_script(k2, prediction)
     bash_n(script)
     lines = script.splitlines()
     options = dict(
@@ -133,15 +169,23 @@ def test_sbatch_fields(k2: PlanFile) -> None:
     assert options["nodes"] == "256"
     assert options["ntasks-per-node"] == "1"
     assert options["gpus-per-node"] == "8"
-    assert re.fullmatch(r"\d+:\d\d:\d\d", options["time"])
-    assert options["signal"] == "USR2@120"
+    # the upper end of the predicted step time, 16 s, over all steps, in whole hours
+    hours, rest = options["time"].split(":", 1)
+    run_h = 16 * k2.scenario.workload.num_steps / 3600
+    assert (run_h <= int(hours) < run_h + 1, rest) == (True, "00:00")
+    # nothing in a run answers a signal or goes on where another one ended
+    assert not {"signal", "requeue"} & set(options)
     # Slurm stops reading options at the first command
     first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(not line.startswith("#SBATCH") for line in lines[first_command:])
-    assert len([line for line in lines if line.startswith("#SBATCH")]) == len(sbatch_options(k2))
+    assert len([line for line in lines if line.startswith("#SBATCH")]) == len(
+        sbatch_options(k2, prediction)
+    )
 
 
-def test_sbatch_starts_one_torchrun_a_node(k2: PlanFile, tmp_path: Path) -> None:
+def test_sbatch_starts_one_torchrun_a_node(
+    k2: PlanFile, prediction: Prediction, tmp_path: Path
+) -> None:
     """Run with stand-ins for Slurm's programs: the rendezvous is the first node."""
     (tmp_path / "ENV.sh").write_text(env_script(k2))
     for name, body in {
@@ -152,7 +196,7 @@ def test_sbatch_starts_one_torchrun_a_node(k2: PlanFile, tmp_path: Path) -> None
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(0o755)
     out = bash_run(
-        sbatch_script(k2),
+        sbatch_script(k2, prediction),
         tmp_path,
         PATH=f"{tmp_path}:/usr/bin:/bin",
         SLURM_SUBMIT_DIR=str(tmp_path),
@@ -165,7 +209,7 @@ def test_sbatch_starts_one_torchrun_a_node(k2: PlanFile, tmp_path: Path) -> None
     assert "--rdzv-endpoint=gpu001:29500" in out
 
 
-def test_cpu_plans_ask_for_no_gpus(scenario: Scenario) -> None:
+def test_cpu_plans_ask_for_no_gpus(scenario: Scenario, prediction: Prediction) -> None:
     node = scenario.cluster.node
     gpu = node.gpu.model_copy(update={"kind": "cpu"})
     cluster = scenario.cluster.model_copy(
@@ -174,8 +218,9 @@ def test_cpu_plans_ask_for_no_gpus(scenario: Scenario) -> None:
     plan = make_plan_file(
         scenario.model_copy(update={"cluster": cluster}), ParallelPlan(dp_shard=2), "mini"
     )
-    assert not any(o.startswith("--gpus") for o in sbatch_options(plan))
-    assert "--cpus-per-task=2" in sbatch_options(plan)
+    options = sbatch_options(plan, prediction)
+    assert not any(o.startswith("--gpus") for o in options)
+    assert "--cpus-per-task=2" in options
     variables = {v.name: v.value for v in environment(plan)}
     assert variables["OMP_NUM_THREADS"] == "1"
     assert not any(name.startswith(("NCCL", "CUDA")) for name in variables)
@@ -211,12 +256,14 @@ def test_placement_holds_every_rank(world: int, gpus: int, nodes: int, scenario:
     assert where.nodes == nodes
 
 
-def test_a_hostile_name_stays_a_name(make: Callable[..., PlanFile], tmp_path: Path) -> None:
+def test_a_hostile_name_stays_a_name(
+    make: Callable[..., PlanFile], prediction: Prediction, tmp_path: Path
+) -> None:
     plan = make(name=HOSTILE, dp_shard=4)
     assert re.fullmatch(r"[A-Za-z0-9_.-]+", slug(HOSTILE))
     for script in (
         torchrun_script(plan),
-        sbatch_script(plan),
+        sbatch_script(plan, prediction),
         env_script(plan),
         measure_script(plan),
     ):
