@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from flopwright.errors import InputError, Violation
 from flopwright.executor.launch.checks import LaunchOptions, check_request
 from flopwright.executor.launch.commands import rank_environment, torchrun_command
 from flopwright.executor.launch.machine import find_machine
+from flopwright.executor.launch.progress import Progress
 from flopwright.executor.launch.request import (
     ERROR_DIR,
     LOG_DIR,
@@ -35,7 +36,6 @@ from flopwright.executor.launch.request import (
 from flopwright.report.metrics import Measurement
 from flopwright.report.probe import ProbeReport
 
-Progress = Callable[[dict[str, Any]], None]
 _POLL_S: Final = 0.2
 _GRACE_S: Final = 40.0  # torchrun gives its ranks 30 s before it kills them
 _LOG_TAIL: Final = 15

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from flopwright.executor.launch.local import Progress, RunResult
+    from flopwright.executor.launch.local import RunResult
+    from flopwright.executor.launch.progress import Progress
 
 
 def run(
@@ -182,30 +183,9 @@ def progress_display(*, quiet: bool = False) -> Iterator[Progress]:
         with _bars() as show:
             yield show
     else:
-        yield _lines()
+        from flopwright.executor.launch.progress import progress_lines
 
-
-def _lines() -> Progress:
-    """Returns a callback that writes one line a round of a plan, and one a phase that begins."""
-    said: set[str] = set()
-
-    def show(event: dict[str, Any]) -> None:
-        if "plan" in event:
-            typer.echo(_step_text(event), err=True)
-            return
-        phase = event["phase"].partition(":")[0]  # "probe: gemm 64x64x64" is one phase
-        if phase not in said:
-            said.add(phase)
-            typer.echo(phase, err=True)
-
-    return show
-
-
-def _step_text(event: dict[str, Any]) -> str:
-    return (
-        f"{event['plan']}: step {event['step']}/{event['steps']}, loss {event['loss']:.4f}, "
-        f"{event['tokens_per_s']:,.0f} tokens/s, {event['eta_s']:.0f} s left"
-    )
+        yield progress_lines(lambda line: typer.echo(line, err=True))
 
 
 @contextmanager

@@ -66,17 +66,26 @@ def test_launching_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-def test_without_a_terminal_progress_is_one_line_a_round(
+def test_without_a_terminal_progress_is_a_line_every_20_steps_of_a_plan(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    step = {"plan": "pp2", "step": 4, "steps": 8, "loss": 2.5, "tokens_per_s": 1200.0, "eta_s": 9}
+    def step(plan: str, number: int) -> dict[str, Any]:
+        about = {"steps": 50, "loss": 2.5, "tokens_per_s": 1200.0, "eta_s": 9}
+        return {"plan": plan, "step": number, **about}
+
     with progress_display() as show:
         for event in ({"phase": "probe: a", "share": 0.0}, {"phase": "probe: b", "share": 0.5}):
             show(event)
-        show(step)
+        for number in [*range(3, 50, 3), 50]:  # rounds of three steps
+            for plan in ("pp2", "dp2"):
+                show(step(plan, number))
+        show({"phase": "evaluate", "share": 0.0})
     with progress_display(quiet=True) as show:
-        show(step)
-    assert capsys.readouterr().err.splitlines() == [
-        "probe",
-        "pp2: step 4/8, loss 2.5000, 1,200 tokens/s, 9 s left",
-    ]
+        show(step("pp2", 50))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "probe"
+    assert lines[1] == "pp2: step 3/50, loss 2.5000, 1,200 tokens/s, 9 s left"
+    assert lines[-1] == "evaluate"
+    for plan in ("pp2", "dp2"):
+        said = [line.partition(",")[0] for line in lines if line.startswith(plan)]
+        assert said == [f"{plan}: step {n}/50" for n in (3, 21, 42, 50)]
