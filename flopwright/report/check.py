@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
@@ -170,6 +171,7 @@ def _from_measurement(text: str, path: Path) -> Observed:
 
 def _from_steps(text: str, path: Path, plan_name: str) -> Observed:
     rows = _of_plan(_rows(text, path), path, plan_name)
+    _check_one_run(rows, path)
     peaks = [int(row["peak_memory_bytes"]) for row in rows if row.get("peak_memory_bytes")]
     return Observed(
         step_time_s=tuple(_numbers([r for r in rows if r.get("timed", True)], "step_time_s")),
@@ -206,6 +208,22 @@ def _of_plan(rows: list[dict[str, Any]], path: Path, plan_name: str) -> list[dic
     return [r for r in rows if len(names) == 1 or r.get("plan", plan_name) == plan_name]
 
 
+def _check_one_run(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Refuses steps that begin anew: times and losses of two runs make one of neither."""
+    steps = [row["step"] for row in rows if isinstance(row.get("step"), int)]
+    for before, after in pairwise(steps):
+        if after <= before:
+            raise InputError(
+                Violation(
+                    file=str(path),
+                    field="step",
+                    value=f"{after} after {before}",
+                    rule="the file holds more than one run",
+                    nearest_fix="give each run a folder of its own",
+                )
+            )
+
+
 def _measured_peak(rows: list[dict[str, Any]], path: Path) -> int | None:
     """Returns the peak from the measurement that stands beside the steps once a run has ended."""
     name = str(rows[-1].get("plan", "")) if rows else ""
@@ -228,7 +246,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         bounds = CheckBounds.model_validate_json(Path(argv[1]).read_text(encoding="utf-8"))
         verdict, findings = judge(read_observed(Path(argv[0]), bounds.plan_name), bounds)
-    except (InputError, OSError, ValidationError) as error:
+    except (InputError, OSError, TypeError, ValueError) as error:
         sys.stderr.write(f"check: {error}\n")
         return EXIT_UNREADABLE
     sys.stdout.write(f"{verdict.upper()}\n")

@@ -100,6 +100,25 @@ def test_a_lone_run_may_have_any_name_and_untimed_steps_do_not_count(tmp_path: P
     assert (observed.step_time_s, observed.losses) == ((1.0,), (6.0, 5.0))
 
 
+def test_steps_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"plan": plan, "step": step, "step_time_s": 1.0, "loss": 5.0}
+        for run in range(2)
+        for step in range(3)
+        for plan in ("a", "b")  # plans of one launch take turns
+    ]
+    assert len(read_observed(write_steps(tmp_path / "one.jsonl", rows[:6]), "a").losses) == 3
+    with pytest.raises(InputError, match=r"step \(0 after 2\): the file holds more than one run"):
+        read_observed(write_steps(tmp_path / "two.jsonl", rows), "a")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n", b'{"loss": "low", "step_time_s": 1}\n'])
+def test_steps_that_are_none_are_no_verdict(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_bytes(content * 30)
+    (tmp_path / "check.json").write_text(json.dumps(BOUNDS.to_data()))
+    assert main([str(tmp_path), str(tmp_path / "check.json")]) == 64
+
+
 def test_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text('{"step_time_s": 1}\nnot json\n{"step_time_s": 1}\n')
     with pytest.raises(InputError, match=r"steps.jsonl:2: not JSON"):
