@@ -48,16 +48,13 @@ class SavedByChunk:
 
     Attributes:
         other: everything but what FP8 storage applies to, which is `fp8`.
-        recomputed: the largest set one layer makes again in its backward.
-        exchanged: rows in an expert exchange, and their copy at the receiver, (C,).
-        head: the logits' fp32 copy and gradient on the last stage, (C,).
+        backward: the fullest moment of a chunk's backward (models/temporaries/cost.py),
+            what is made again included.
     """
 
     other: Array
     fp8: Array
-    recomputed: Array
-    exchanged: Array
-    head: Array
+    backward: Array
 
 
 def stage_memory(
@@ -166,10 +163,9 @@ def _temporaries(
     scenario: Scenario, axes: Candidates, params: ParamCounts, saved: SavedByChunk
 ) -> Array:
     """Returns the largest short-lived set of a step: in the backward, or in the reduction."""
-    chunks, columns = saved.recomputed.shape
+    chunks, columns = saved.backward.shape
     pp = len(params.held)
-    backward = saved.recomputed.reshape(chunks // pp, pp, columns).max(axis=0) + saved.exchanged
-    backward[-1] = np.maximum(backward[-1], saved.head)
+    backward = saved.backward.reshape(chunks // pp, pp, columns).max(axis=0)
     numel = params.dense + params.expert
     width = DTYPE_BYTES[scenario.workload.precision.gradients]
     bucket = np.where(axes.zero_stage > 0, DEEPSPEED_BUCKET, PLAIN_BUCKET)

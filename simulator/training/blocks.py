@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flopwright.models.temporaries.cost import backward_moments, fullest
 from flopwright.models.transformer.cost import layer_cost
 from flopwright.ops import Array, BlockCost, Collective, CommTable, Phase, ShardShape
 from flopwright.plan.parallel import SELECTIVE_TAGS
@@ -64,6 +65,7 @@ class BlockTable:
         saved_bytes, saved_fp8_bytes: kept from forward to backward, (R, U); the second part
             is what FP8 activation storage applies to.
         recomputed_bytes: what is made again while the layer runs backward, (R, U).
+        temporary_bytes: the fullest moment of its backward beyond what it kept, (U,).
         muon_dense_s, muon_expert_s: seconds of orthogonalising the layer's matrices on one
             rank that held them alone, (U,).
     """
@@ -75,6 +77,7 @@ class BlockTable:
     saved_bytes: Array
     saved_fp8_bytes: Array
     recomputed_bytes: Array
+    temporary_bytes: Array
     params: ParamCounts
     muon_dense_s: Array
     muon_expert_s: Array
@@ -111,7 +114,8 @@ def price_blocks(scenario: Scenario, combos: ShardCombos, calibration: Calibrati
         whole, cut, expert = muon_seconds(scenario, layer, calibration)
         update = (whole + cut / combos.tp, expert / combos.ep)
         boundary = _boundary_bytes(scenario, shape)
-        tables[kind] = _table(table, cost, kind, boundary, params, update)
+        moments = fullest(backward_moments(model, layer, shape, len(combos)))
+        tables[kind] = _table(table, cost, kind, boundary, moments, params, update)
         notes.update(dict.fromkeys(found))
     return Blocks(tables, tuple(notes))
 
@@ -220,6 +224,7 @@ def _table(
     cost: BlockCost,
     kind: str,
     boundary_bytes: Array,
+    temporary_bytes: Array,
     params: ParamCounts,
     muon_s: tuple[Array, Array],
 ) -> BlockTable:
@@ -251,6 +256,7 @@ def _table(
         saved_bytes=np.stack([k[0] for k in kept]),
         saved_fp8_bytes=np.stack([k[1] for k in kept]),
         recomputed_bytes=np.stack([np.maximum(full - a - b, 0) for a, b in kept]),
+        temporary_bytes=temporary_bytes,
         params=params,
         muon_dense_s=muon_s[0],
         muon_expert_s=muon_s[1],

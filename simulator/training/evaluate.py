@@ -22,7 +22,6 @@ from flopwright.simulator.training.candidates import SCHEDULES, Candidates, Ints
 from flopwright.simulator.training.check import check_candidates
 from flopwright.simulator.training.closed_form import stage_end_seconds
 from flopwright.simulator.training.stages import PipelineCosts, pipeline_costs
-from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
 
 
@@ -107,21 +106,11 @@ def group_costs(
 
 def memory_of(scenario: Scenario, costs: PipelineCosts, calibration: Calibration) -> StageMemory:
     """Returns the memory of plans with one pipeline, the calibration's factors applied."""
-    c, combos = costs.candidates, costs.combos
-    precision = scenario.workload.precision
-    tokens = (combos.micro_batch_size * scenario.workload.seq_len / combos.cp)[combos.index]
-    width = DTYPE_BYTES[precision.compute]
-    # The loss makes an fp32 gradient of the logits, and a copy of it in a narrower format.
-    logits = tokens * scenario.model.vocab_size / c.tp
-    head = logits * (4 + (width if width < 4 else 0))
-    moe = scenario.model.moe
-    rows = tokens * moe.top_k * scenario.model.hidden_size * width if moe else 0 * tokens
+    c = costs.candidates
     saved = SavedByChunk(
         other=costs.saved_bytes,
         fp8=costs.saved_fp8_bytes,
-        recomputed=costs.recomputed_bytes,
-        exchanged=np.where(c.ep > 1, 2 * rows, 0.0),
-        head=head,
+        backward=costs.backward_bytes,
     )
     memory = stage_memory(
         scenario,

@@ -32,7 +32,8 @@ class PipelineCosts:
         send_s: seconds of moving a micro-batch between chunk c and c + 1, (chunks, C); 0
             where both stand on one stage and for the last chunk.
         saved_bytes, saved_fp8_bytes: kept by a chunk for one micro-batch, (chunks, C).
-        recomputed_bytes: the largest set a layer of the chunk makes again, (chunks, C).
+        backward_bytes: the fullest moment of the chunk's backward beyond what it kept, what
+            is made again included, (chunks, C).
         params: numbers a rank of each stage holds, (pp, C).
         flops: executed by a rank of each chunk for one micro-batch, (chunks, C).
         comm_bytes: payload by group for one micro-batch, summed over a stage, (pp, C).
@@ -48,7 +49,7 @@ class PipelineCosts:
     send_bytes: Array
     saved_bytes: Array
     saved_fp8_bytes: Array
-    recomputed_bytes: Array
+    backward_bytes: Array
     params: ParamCounts
     flops: Array
     comm_bytes: Classes
@@ -108,7 +109,7 @@ def pipeline_costs(
         send_bytes=send_bytes,
         saved_bytes=saved,
         saved_fp8_bytes=fp8,
-        recomputed_bytes=pick.largest("recomputed_bytes"),
+        backward_bytes=pick.fullest_backward(_tied_bytes(scenario, candidates)),
         params=params,
         flops=pick.ruled("flops"),
         comm_bytes=pick.comm_bytes(pp, vpp),
@@ -134,11 +135,27 @@ class _Picker:
         """Returns a table that depends on the recompute policy, summed over layers."""
         return self._sum([getattr(t, name)[self.policy, self.column] for t in self.tables])
 
-    def largest(self, name: str) -> Array:
-        """Returns the largest value of any layer of each chunk."""
-        values = np.stack([getattr(t, name)[self.policy, self.column] for t in self.tables])
-        present = self.kinds > 0
-        return np.asarray(np.where(present[:, :, None], values[:, None, :], 0.0).max(axis=0))
+    def fullest_backward(self, tied: Array) -> Array:
+        """Returns the most bytes a chunk's backward holds at once beyond what it kept.
+
+        It runs from the head down, and what a layer kept is gone once it is done.
+
+        Args:
+            tied: bytes of the shared table's gradient, (C,): the head's waits for the
+                embedding's where one chunk holds both.
+        """
+        column, policy = self.column, self.policy
+        needs = np.stack(
+            [t.recomputed_bytes[policy, column] + t.temporary_bytes[column] for t in self.tables]
+        )
+        kept = np.stack([(t.saved_bytes + t.saved_fp8_bytes)[policy, column] for t in self.tables])
+        present = (self.kinds > 0)[:, :, None]
+        layers = np.where(present, needs[:, None, :], 0.0)[1:-1].max(axis=0, initial=0.0)
+        whole = self.kinds.T.astype(float) @ kept
+        table = np.where(present[0], needs[0] - whole, -np.inf)
+        after = np.maximum(layers - present[-1] * kept[-1], table)
+        after = after + np.where(present[0] & present[-1], tied, 0.0)
+        return np.asarray(np.maximum(after, present[-1] * needs[-1]).clip(0.0))
 
     def classes(self, side: str) -> Classes:
         """Returns seconds by time class of the forward or backward of each chunk."""
@@ -183,6 +200,13 @@ class _Picker:
             summed = self._sum([getattr(t.params, name)[self.column] for t in self.tables])
             out[name] = summed.reshape(vpp, pp, -1).sum(axis=0)
         return ParamCounts(**out)
+
+
+def _tied_bytes(scenario: Scenario, candidates: Candidates) -> Array:
+    """Returns the bytes of the gradient of a table that embedding and head share, (C,)."""
+    model, width = scenario.model, DTYPE_BYTES[scenario.workload.precision.compute]
+    table = model.vocab_size * model.hidden_size * width / candidates.tp
+    return np.asarray(table if model.tied_embeddings else 0 * table)
 
 
 def _with_tied_head(

@@ -1,0 +1,1 @@
+"""Short-lived tensors of the backward pass."""
