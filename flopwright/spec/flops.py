@@ -43,3 +43,16 @@ def model_flops_per_token(
 def training_flops(num_active: float, tokens: float) -> float:
     """Returns the FLOPs of a training run by 6ND (arXiv 2001.08361)."""
     return 6.0 * num_active * tokens
+
+
+def hardware_flops_per_token(
+    spec: ModelSpec, seq_len: int, convention: Convention = "full"
+) -> float:
+    """Returns the FLOPs a token executes where every layer's forward pass runs twice.
+
+    Model FLOPs plus a third of the layers' again (full recompute): what arXiv 2104.04473
+    reports, 96 B s l h^2 (1 + s / 6h + V / 16lh) for a GPT. The output head runs once.
+    """
+    whole = model_flops_per_token(spec, seq_len, convention)
+    head = 6.0 * (num_active_params(spec) - num_active_params(spec, head=False))
+    return whole + (whole - head) / 3
