@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 
 from flopwright.kernels.rope.frequencies import inverse_frequencies, softmax_scale, table_scale
 from flopwright.models.hf.config import model_from_hf_config
+from flopwright.models.hf.safetensors_io import load_stage_
 from flopwright.models.transformer.module import Stage, build_stage, loss
-from flopwright.spec.model import LinearScaling, Llama3Scaling, ModelSpec, Rope, YarnScaling
+from flopwright.spec.model import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
@@ -77,12 +79,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def _theirs(name: str) -> nn.Module:
+def _theirs(name: str) -> Any:
     """Returns transformers' model with weights that no symmetry can hide behind."""
     kind, options = CASES[name]
     config = getattr(transformers, f"{kind}Config")(**options)
     head = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-    model: nn.Module = getattr(transformers, head)(config).eval()
+    model = getattr(transformers, head)(config).eval()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for key, p in model.named_parameters():
@@ -123,14 +125,12 @@ def _in_our_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def _spec(model: nn.Module) -> ModelSpec:
-    return model_from_hf_config(model.config.to_dict())
-
-
-def _ours(model: nn.Module, dtype: torch.dtype = torch.float32) -> Stage:
-    spec = _spec(model)
-    stage = build_stage(spec, range(-1, spec.num_layers + 1), dtype=dtype)
-    stage.load_state_dict(_in_our_names(model.state_dict()))
+def _ours(model: Any, folder: Path) -> Stage:
+    """Returns our model, read from the config and the safetensors file that theirs writes."""
+    model.save_pretrained(folder)
+    spec = model_from_hf_config(folder)
+    stage = build_stage(spec, range(-1, spec.num_layers + 1))
+    load_stage_(stage, folder)
     return stage.eval()
 
 
@@ -156,12 +156,12 @@ def _error(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_and_gradients(name: str) -> None:
+def test_logits_and_gradients(name: str, tmp_path: Path) -> None:
     model = _theirs(name)
     wide = copy.deepcopy(model).double()
     if hasattr(wide, "set_experts_implementation"):
         wide.set_experts_implementation("eager")  # the grouped product has no float64
-    stage = _ours(model)
+    stage = _ours(model, tmp_path)
     logits, grads = _their_run(model)
     exact_logits, exact_grads = _their_run(wide)
     found = stage(_tokens())
@@ -174,9 +174,9 @@ def test_logits_and_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_greedy_generation_with_caches(name: str) -> None:
+def test_greedy_generation_with_caches(name: str, tmp_path: Path) -> None:
     model, prompt, new = _theirs(name), _tokens()[:, :9], 20
-    stage = _ours(model)
+    stage = _ours(model, tmp_path)
     theirs = model.generate(prompt, max_new_tokens=new, do_sample=False, use_cache=True)
     cache, ids = stage.make_cache(BATCH, prompt.shape[1] + new), prompt
     with torch.no_grad():
