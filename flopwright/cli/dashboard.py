@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,15 +41,36 @@ def dashboard(
         return
     environment = os.environ | ({"FLOPWRIGHT_STORE": store} if store is not None else {})
     typer.echo(f"dashboard at http://127.0.0.1:{port} (Ctrl-C ends it)")
-    process = subprocess.Popen(command, env=environment)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        return
+    code = _serve(command, environment)
     if code:
         raise typer.Exit(code)
+
+
+def _serve(command: list[str], environment: dict[str, str]) -> int:
+    """Runs the server until it ends; returns its exit code, 0 where it was asked to end.
+
+    SIGINT and SIGTERM are passed on and waited for: a server left behind would keep the
+    port. A second signal ends it at once.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    asked = False
+
+    def stop(_signal: int, _frame: object) -> None:
+        nonlocal asked
+        if process is not None:
+            process.kill() if asked else process.terminate()
+        asked = True
+
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        process = subprocess.Popen(command, env=environment)
+        if asked:
+            process.terminate()
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0 if asked else code
 
 
 def streamlit_command(port: int, *, headless: bool) -> list[str]:
