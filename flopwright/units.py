@@ -198,11 +198,13 @@ def show_count(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _json_text(dimension: str, kind: str = "string") -> WithJsonSchema:
+def _json_text(dimension: str) -> WithJsonSchema:
+    bare = dimension == "tokens"
+    what = "a count, with or without a suffix" if bare else "a quantity with unit"
     return WithJsonSchema(
         {
-            "type": kind,
-            "description": f"a quantity with unit, e.g. {_EXAMPLES[dimension]}",
+            "type": ["number", "string"] if bare else "string",
+            "description": f"{what}, e.g. {_EXAMPLES[dimension]}",
             "examples": [_EXAMPLES[dimension].split(" or ")[0]],
         }
     )

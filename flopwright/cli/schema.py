@@ -17,6 +17,7 @@ def schema(
 
     Example: flopwright schema scenario > scenario.schema.json
     """
+    from flopwright.cli._json_schema import file_schema
     from flopwright.plan.file import PlanFile
     from flopwright.spec.base import Spec
     from flopwright.spec.cluster import ClusterSpec, GpuSpec
@@ -41,4 +42,4 @@ def schema(
                 nearest_fix=did_you_mean(kind, kinds),
             )
         )
-    typer.echo(json.dumps(kinds[kind].model_json_schema(by_alias=True), indent=1))
+    typer.echo(json.dumps(file_schema(kind, kinds[kind]), indent=1))
