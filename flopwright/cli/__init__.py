@@ -88,12 +88,26 @@ def root(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command line; bad input ends with exit code 2, every violation on stderr."""
+    """Runs the command line; bad input ends with exit code 2, every violation on stderr.
+
+    With --json every outcome is one JSON object on stdout, usage errors included.
+    """
+    as_json = "--json" in (sys.argv if argv is None else argv)
     try:
-        app(args=argv)
+        code = app(args=argv, standalone_mode=not as_json)
     except InputError as error:
-        render_error(error, as_json="--json" in (argv if argv is not None else sys.argv))
+        render_error(error, as_json=as_json)
         sys.exit(EXIT_BAD_INPUT)
+    except Exception as error:
+        # The command-line library's own errors (a missing argument, an unknown option) share
+        # no public base class, but all of them can word themselves.
+        message = getattr(error, "format_message", None)
+        if not as_json or message is None:
+            raise
+        render_error(InputError(str(message())), as_json=True)
+        sys.exit(EXIT_BAD_INPUT)
+    if as_json:
+        sys.exit(code if isinstance(code, int) else 0)
 
 
 def render_error(error: InputError, *, as_json: bool) -> None:

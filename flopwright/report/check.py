@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from flopwright.errors import InputError, Violation, did_you_mean
+from flopwright.report.metrics import Loss, Measurement
 from flopwright.spec.base import Spec
 
 Verdict = Literal["continue", "look", "stop"]
@@ -61,7 +62,7 @@ class Observed(Spec):
     """What a run has shown so far: all steps in order; memory where it was recorded."""
 
     step_time_s: tuple[float, ...]
-    losses: tuple[float, ...]
+    losses: tuple[Loss, ...]
     peak_memory_bytes: NonNegativeInt | None = None
 
 
@@ -154,7 +155,6 @@ def read_observed(path: Path, plan_name: str) -> Observed:
 
 
 def _from_measurement(text: str, path: Path) -> Observed:
-    from flopwright.report.metrics import Measurement
 
     try:
         measurement = Measurement.model_validate_json(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import AllowInfNan, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from flopwright.spec.base import Spec
 
@@ -154,6 +154,10 @@ class Fingerprint(Spec):
 Metrics = Annotated[StepMetrics | RoundMetrics | StageMetrics, Field(union_mode="left_to_right")]
 
 
+# A diverged run has losses that are no numbers; that is a result.
+Loss = Annotated[float, AllowInfNan()]
+
+
 class Measurement(Spec):
     """What a real run showed: medians over kept steps, and the spread around them.
 
@@ -176,7 +180,7 @@ class Measurement(Spec):
     step_time_samples_s: tuple[float, ...]
     discarded_steps: NonNegativeInt
     fingerprint: Fingerprint
-    losses: tuple[float, ...] = ()
-    held_out_loss: float | None = None
+    losses: tuple[Loss, ...] = ()
+    held_out_loss: Loss | None = None
     noise_floor: float | None = None
     mismatch: tuple[str, ...] = ()

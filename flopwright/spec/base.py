@@ -22,6 +22,7 @@ class Spec(BaseModel):
         validate_by_alias=True,
         validate_by_name=True,
         serialize_by_alias=True,
+        allow_inf_nan=False,
     )
 
     def to_data(self) -> dict[str, Any]:
