@@ -35,6 +35,8 @@ class PlanFile(Spec):
     Attributes:
         model_hash: content hash of scenario.model; a run on another model is refused.
         scenario_hash: content hash of the whole scenario.
+        parallel_hash: content hash of `parallel`; a split edited by hand keeps neither the
+            name nor the prediction that stand beside it.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -42,6 +44,7 @@ class PlanFile(Spec):
     name: str = Field(min_length=1)
     model_hash: str
     scenario_hash: str
+    parallel_hash: str
     scenario: Scenario
     parallel: ParallelPlan
     predicted: PredictedStep | None = None

@@ -101,6 +101,8 @@ class ParallelPlan(Spec):
             )
             if v > 1
         ]
+        if self.schedule == "gpipe" and self.pp > 1:
+            parts.append("gpipe")
         replicas = f"{self.dp_replicate}x" if self.dp_replicate > 1 else ""
         parts.append(f"dp{replicas}{self.dp_shard}")
         if self.zero_stage:

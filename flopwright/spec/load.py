@@ -168,6 +168,7 @@ def load_plan(path: str | Path) -> PlanFile:
     checks = (
         ("model_hash", plan.model_hash, plan.scenario.model.content_hash()),
         ("scenario_hash", plan.scenario_hash, plan.scenario.content_hash()),
+        ("parallel_hash", plan.parallel_hash, plan.parallel.content_hash()),
     )
     wrong = [
         Violation(
@@ -202,6 +203,7 @@ def make_plan_file(
         name=name,
         model_hash=scenario.model.content_hash(),
         scenario_hash=scenario.content_hash(),
+        parallel_hash=parallel.content_hash(),
         scenario=scenario,
         parallel=parallel,
         predicted=predicted,

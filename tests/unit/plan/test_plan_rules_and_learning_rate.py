@@ -42,6 +42,13 @@ def test_all_violations_come_at_once() -> None:
     assert len(plan_violations(bad, K2)) >= 4
 
 
+def test_two_schedules_of_one_split_have_two_labels() -> None:
+    """A measurement is stored under its plan's label."""
+    labels = {ParallelPlan(pp=2, schedule=s).label() for s in ("gpipe", "1f1b")}
+    assert labels == {"pp2 gpipe dp1 mbs1", "pp2 dp1 mbs1"}
+    assert ParallelPlan(schedule="gpipe").label() == ParallelPlan().label()
+
+
 def workload(lr: LearningRate) -> Workload:
     return Workload(seq_len=10, global_batch_size=10, total_tokens=10_000, learning_rate=lr)
 
