@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from flopwright.errors import InputError, Violation, did_you_mean
@@ -30,12 +32,50 @@ def validate(model: type[S], document: Document) -> S:
                 value=type(document.data).__name__,
             )
         )
+    truths = list(_truths(model, document.data, (), document))
     try:
-        return model.model_validate(document.data)
+        record = model.model_validate(document.data)
     except ValidationError as error:
-        raise InputError(
-            [_violation(model, document, detail) for detail in error.errors()]
-        ) from error
+        known = {v.field for v in truths}
+        others = [_violation(model, document, detail) for detail in error.errors()]
+        raise InputError([*truths, *(v for v in others if v.field not in known)]) from error
+    if truths:
+        raise InputError(truths)
+    return record
+
+
+def _truths(annotation: Any, value: Any, path: KeyPath, document: Document) -> Iterator[Violation]:
+    """Yields each true or false that stands for a number: pydantic would read it as 1 or 0."""
+    if isinstance(value, bool) and not _may_hold_truth(annotation):
+        yield Violation(
+            rule="expected a number or a text, found true or false",
+            field=".".join(map(str, path)),
+            value=str(value).lower(),
+            nearest_fix="write the number",
+            file=document.file,
+            line=document.line_of(path),
+        )
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _truths(annotation, item, (*path, i), document)
+    elif isinstance(value, dict):
+        owners = _models_in(annotation)
+        owners = [m for m in owners if value.get("kind") in _tags(m)] or owners
+        for key, item in value.items():
+            for field in _fields_called(key, owners)[:1]:
+                yield from _truths(field.annotation, item, (*path, key), document)
+
+
+def _may_hold_truth(annotation: Any) -> bool:
+    """Returns whether bool, or anything at all, stands somewhere in an annotation."""
+    if annotation in (bool, Any, object):
+        return True
+    return any(_may_hold_truth(part) for part in get_args(annotation))
+
+
+def _fields_called(key: Any, owners: Iterable[type[BaseModel]]) -> list[FieldInfo]:
+    """Returns the fields that a file calls `key`."""
+    return [f for m in owners for n, f in m.model_fields.items() if key in (n, f.alias)]
 
 
 def _violation(model: type[BaseModel], document: Document, detail: ErrorDetails) -> Violation:
@@ -112,10 +152,8 @@ def _resolve(
         owner = owners[0] if len(owners) == 1 else owner
         if isinstance(part, int):
             continue
-        field = next(
-            (f for m in owners for n, f in m.model_fields.items() if part in (n, f.alias)), None
-        )
-        owners = _models_in(field.annotation) if field is not None else []
+        fields = _fields_called(part, owners)
+        owners = _models_in(fields[0].annotation) if fields else []
     return tuple(path), owner
 
 

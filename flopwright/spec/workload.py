@@ -68,6 +68,12 @@ class LearningRate(Spec):
             raise ValueError("hold_until_tokens goes with kind 'wsd', and only with it")
         return self
 
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if self.kind != "constant" and self.final > self.peak:
+            raise ValueError(f"final ({self.final:g}) must not exceed peak ({self.peak:g})")
+        return self
+
 
 class Workload(Spec):
     """A training run.
@@ -108,5 +114,21 @@ class Workload(Spec):
             raise ValueError(
                 f"total_tokens ({self.total_tokens}) must hold at least one step "
                 f"of {self.tokens_per_step} tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rate_fits_the_budget(self) -> Self:
+        rate = self.learning_rate
+        if rate.warmup_steps > self.num_steps:
+            raise ValueError(
+                f"learning_rate.warmup_steps ({rate.warmup_steps}) must not exceed the "
+                f"{self.num_steps} steps of total_tokens ({self.total_tokens}): the rate would "
+                "never reach its peak"
+            )
+        if rate.hold_until_tokens is not None and rate.hold_until_tokens > self.total_tokens:
+            raise ValueError(
+                f"learning_rate.hold_until_tokens ({rate.hold_until_tokens}) must not exceed "
+                f"total_tokens ({self.total_tokens})"
             )
         return self

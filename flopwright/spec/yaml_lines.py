@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +15,10 @@ from flopwright.errors import InputError, Violation
 MAX_FILE_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 32
 KeyPath = tuple[str | int, ...]
+# YAML 1.1 reads 2:08 as 128 (base 60) and 010 as 8 (octal).
+_BASE_60: Final = re.compile(r"[-+]?[\d_]+(:[\d_]+)+(\.[\d_]*)?")
+_OCTAL: Final = re.compile(r"[-+]?0[\d_]+")
+_NUMBER_TAGS: Final = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,13 @@ def read_yaml(path: Path) -> Document:
             duplicate key or a tag; each with its line.
     """
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            # A pipe would wait for its writer, a device might never end.
+            raise InputError(
+                Violation(file=str(path), rule="not a regular file", nearest_fix="name a file")
+            )
+        size = found.st_size
         if size > MAX_FILE_BYTES:
             raise InputError(
                 Violation(
@@ -75,8 +87,18 @@ def _nearby(path: Path) -> str:
 def parse_yaml(text: str, file: str) -> Document:
     """Returns parsed YAML text with the lines of its keys; see `read_yaml`."""
     try:
-        # Aliases are looked for as tokens, before anything is expanded.
+        # Aliases and tags are looked for as tokens, before anything is expanded.
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                raise InputError(
+                    Violation(
+                        file=file,
+                        line=event.start_mark.line + 1 if event.start_mark else 0,
+                        rule=f"YAML tags are not allowed ({_shown_tag(tag)})",
+                        nearest_fix="write the plain value",
+                    )
+                )
             if isinstance(event, yaml.AliasEvent):
                 raise InputError(
                     Violation(
@@ -105,6 +127,22 @@ def parse_yaml(text: str, file: str) -> Document:
     if problems:
         raise InputError(problems)
     return Document(data=data, lines=lines, file=file)
+
+
+def _shown_tag(tag: str) -> str:
+    """Returns a tag as it is usually written: '!!set', '!mine'."""
+    return tag.replace("tag:yaml.org,2002:", "!!")
+
+
+def _misread(node: yaml.Node) -> str:
+    """Returns what is wrong with a plain number that YAML 1.1 reads in another base, or ""."""
+    if node.tag not in _NUMBER_TAGS:
+        return ""
+    if _BASE_60.fullmatch(node.value):
+        return "YAML reads digits with colons in base 60"
+    return (
+        "YAML reads a number with a leading zero in base 8" if _OCTAL.fullmatch(node.value) else ""
+    )
 
 
 def _construct(
@@ -140,6 +178,24 @@ def _construct(
             _construct(item, (*path, i), lines, problems, file)
             for i, item in enumerate(node.value)
         ]
+    return _scalar(node, path, problems, file)
+
+
+def _scalar(node: yaml.Node, path: KeyPath, problems: list[Violation], file: str) -> Any:
+    line, field = node.start_mark.line + 1, ".".join(map(str, path))
+    misread = _misread(node)
+    if misread:
+        problems.append(
+            Violation(
+                file=file,
+                line=line,
+                field=field,
+                value=node.value,
+                rule=misread,
+                nearest_fix="write a plain decimal number, or quote the text",
+            )
+        )
+        return None
     loader = yaml.SafeLoader("")
     try:
         value = loader.construct_object(node)
@@ -148,7 +204,7 @@ def _construct(
             Violation(
                 file=file,
                 line=line,
-                field=".".join(map(str, path)),
+                field=field,
                 rule=f"cannot be read: {error}",
             )
         )

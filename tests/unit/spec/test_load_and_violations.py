@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from flopwright.spec.load import (
     make_plan_file,
     scenario_from_text,
 )
-from flopwright.spec.yaml_lines import parse_yaml
+from flopwright.spec.yaml_lines import parse_yaml, read_yaml
 
 K2 = "kimi_k2_pretrain_2048gpu_h800_bf16"
 
@@ -95,7 +96,14 @@ def test_all_violations_come_at_once_with_line_field_and_fix() -> None:
         ("name: [a", "not valid YAML"),
         ("a: &x 1\nb: *x\n", "aliases are not allowed"),
         ("name: a\nname: b\n", "the key stands twice"),
-        ("a: !!python/object/apply:os.system ['true']\n", "unknown key"),
+        ("a: !!python/object/apply:os.system ['true']\n", "tags are not allowed"),
+        ("a: 1\nb: !!set {x, y}\n", "scenario.yaml:2: YAML tags are not allowed (!!set)"),
+        ("a: !mine 1\n", "YAML tags are not allowed (!mine)"),
+        ("a: ! 1\n", "YAML tags are not allowed"),
+        ("!!map\na: 1\n", "YAML tags are not allowed"),
+        ("a:\n  b: 2:08\n", "scenario.yaml:2: a.b (2:08): YAML reads digits with colons"),
+        ("a: 1:30.5\n", "base 60"),
+        ("a: 010\n", "base 8"),
         ("- 1\n- 2\n", "expected a mapping"),
         ("", "expected a mapping"),
         ("x: " + "[" * 50 + "]" * 50, "nested too deeply"),
@@ -110,9 +118,41 @@ def test_hostile_or_broken_yaml_is_refused(text: str, rule: str) -> None:
 def test_a_yaml_tag_constructs_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "made"
     text = f"a: !!python/object/apply:os.mkdir ['{mark}']\n"
-    data = parse_yaml(text, "x").data
+    with pytest.raises(InputError, match="tags are not allowed"):
+        parse_yaml(text, "x")
     assert not mark.exists()
-    assert data == {"a": [str(mark)]}
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A pipe without a writer would block for ever."""
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(InputError, match="not a regular file"):
+            read_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("global_batch_size: 16384", "global_batch_size: true"),
+        ("peak: 0.0002", "peak: yes"),
+        ("  tp: []", "  tp: [1, true]"),
+    ],
+)
+def test_true_is_no_number(old: str, new: str) -> None:
+    text = dump_yaml(load_scenario(K2))
+    assert old in text
+    with pytest.raises(InputError) as caught:
+        scenario_from_text(text.replace(old, new), "my.yaml")
+    (violation,) = caught.value.violations
+    assert "true or false" in violation.rule
+    assert text.splitlines()[violation.line - 1].strip() == old.strip()
+
+
+def test_true_is_still_a_switch() -> None:
+    text = dump_yaml(load_scenario(K2)).replace("tied_embeddings: false", "tied_embeddings: true")
+    assert scenario_from_text(text).model.tied_embeddings
 
 
 def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
@@ -148,3 +188,46 @@ def test_plan_file_round_trip_and_tampering(tmp_path: Path) -> None:
     path.write_text(dump_yaml(plan).replace("schema_version: 1", "schema_version: 99"))
     with pytest.raises(InputError, match="newer flopwright"):
         load_plan(path)
+
+
+@pytest.mark.parametrize(("old", "new"), [("pp: 2", "pp: 1"), ("size: 4\n", "size: 8\n")])
+def test_a_split_edited_by_hand_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    scenario = load_scenario("kimi_k2_mini_2cpu_fp32")
+    plan = make_plan_file(scenario, ParallelPlan(pp=2, micro_batch_size=4), "pp2")
+    before, parallel = dump_yaml(plan).split("\nparallel:\n")
+    assert old in parallel
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"{before}\nparallel:\n{parallel.replace(old, new)}")
+    with pytest.raises(InputError, match="make the plan again") as caught:
+        load_plan(path)
+    assert [v.field for v in caught.value.violations] == ["parallel_hash"]
+
+
+def test_a_plan_without_the_hash_of_its_split_is_refused(tmp_path: Path) -> None:
+    scenario = load_scenario("kimi_k2_mini_2cpu_fp32")
+    plan = make_plan_file(scenario, ParallelPlan(pp=2, micro_batch_size=4), "pp2")
+    path = tmp_path / "plan.yaml"
+    path.write_text(dump_yaml(plan).replace(f"parallel_hash: {plan.parallel_hash}\n", ""))
+    with pytest.raises(InputError, match="parallel_hash: a required key is missing"):
+        load_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("warmup_steps: 500", "warmup_steps: 230969", ("warmup_steps", "total_tokens")),
+        ("final: 2.0e-05", "final: 2.0e-03", ("final", "peak")),
+        (
+            "hold_until_tokens: 10000000000000",
+            "hold_until_tokens: 15.6T",
+            ("hold_until_tokens", "total_tokens"),
+        ),
+    ],
+)
+def test_a_learning_rate_must_fit_its_run(old: str, new: str, names: tuple[str, str]) -> None:
+    text = dump_yaml(load_scenario(K2))
+    assert old in text
+    with pytest.raises(InputError) as caught:
+        scenario_from_text(text.replace(old, new))
+    assert len(caught.value.violations) == 1
+    assert all(name in str(caught.value) for name in names)

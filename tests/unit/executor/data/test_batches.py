@@ -11,7 +11,7 @@ from flopwright.errors import InputError
 from flopwright.executor.data.batches import DataMeta, Dataset, open_dataset
 from flopwright.executor.data.prepare import prepare
 from flopwright.spec.load import load_model
-from flopwright.spec.workload import Workload
+from flopwright.spec.workload import LearningRate, Workload
 
 META = DataMeta(
     source="",
@@ -108,7 +108,12 @@ def test_held_out_sequences_cover_the_text_and_are_thinned_evenly():
     assert short.held_out_sequences().tolist() == [[5, 6, 7, 5, 6]]
 
 
-WORKLOAD = Workload(seq_len=16, global_batch_size=4, total_tokens=6400)
+WORKLOAD = Workload(
+    seq_len=16,
+    global_batch_size=4,
+    total_tokens=6400,
+    learning_rate=LearningRate(warmup_steps=10),
+)
 
 
 @pytest.fixture
