@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -324,3 +327,13 @@ def test_executed_flops_are_another_figure() -> None:
     again = sum(_flops(c)[c.ops.phase == Phase.FORWARD].sum() for c in costs[1:-1]) / seq
     recomputed = hardware_flops_per_token(spec, seq, "causal_half")
     assert recomputed - half == pytest.approx(again, rel=1e-3)
+
+
+def test_the_worked_example_prints_what_the_docs_say() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "costs.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    printed = text.split("```text\n")[1].split("```")[0]
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == printed
