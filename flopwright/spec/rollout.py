@@ -6,6 +6,7 @@ is parked and resumed first in the next round, under newer weights.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -13,7 +14,6 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     field_validator,
     model_validator,
@@ -28,8 +28,17 @@ from flopwright.units import Bytes, BytesPerS, Seconds, Tokens
 
 ROLLOUT_CATALOG: Final = SCENARIO_CATALOG / "rollouts"
 MAX_ATTEMPTS: Final = 1_000_000
+MAX_ROUNDS: Final = 10_000
+MIN_STOP_FRACTION: Final = 0.01  # the warm-up alone is 5 / lambda rounds
+MAX_PHASE_S: Final = 86_400.0
+_SHORTEST_STEP_S: Final = 1e-30
 
-PositiveTokens = Annotated[Tokens, Field(gt=0)]
+# Bounds beyond any real loop, within which every sum stays finite and every run ends.
+Count = Annotated[PositiveInt, Field(le=MAX_ATTEMPTS)]
+ContextTokens = Annotated[Tokens, Field(le=1_000_000_000)]
+PositiveTokens = Annotated[Tokens, Field(gt=0, le=1_000_000_000)]
+PhaseSeconds = Annotated[Seconds, Field(le=MAX_PHASE_S)]
+BoundedBytes = Annotated[Bytes, Field(le=2**60)]
 
 
 class _Lengths(Spec):
@@ -54,7 +63,7 @@ class LognormalLengths(_Lengths):
 
     kind: Literal["lognormal"] = "lognormal"
     mean: PositiveTokens
-    sigma: PositiveFloat
+    sigma: float = Field(ge=0.001, le=10)
 
 
 class ParetoLengths(_Lengths):
@@ -62,7 +71,7 @@ class ParetoLengths(_Lengths):
 
     kind: Literal["pareto"] = "pareto"
     minimum: PositiveTokens
-    alpha: float = Field(gt=1)
+    alpha: float = Field(gt=1.01, le=100)
 
 
 class DeterministicLengths(_Lengths):
@@ -85,8 +94,8 @@ class EmpiricalLengths(_Lengths):
             raise ValueError(
                 f"weights ({len(self.weights)}) must be as many as values ({len(self.values)})"
             )
-        if self.weights and sum(self.weights) <= 0:
-            raise ValueError("weights must not all be zero")
+        if self.weights and not 0 < sum(self.weights) < math.inf:
+            raise ValueError("weights must be finite, and so must their sum; not all zero")
         return self
 
 
@@ -114,36 +123,39 @@ class DecodeStep(Spec):
         kappa_s: what one more token of context, over all active attempts, adds (KV read).
     """
 
-    a_s: Seconds = Field(default=0.0, alias="per_step")
-    c_s: Seconds = Field(default=0.0, alias="per_attempt")
-    kappa_s: Seconds = Field(default=0.0, alias="per_context_token")
+    a_s: PhaseSeconds = Field(default=0.0, alias="per_step")
+    c_s: PhaseSeconds = Field(default=0.0, alias="per_attempt")
+    kappa_s: PhaseSeconds = Field(default=0.0, alias="per_context_token")
 
     @model_validator(mode="after")
     def _takes_time(self) -> Self:
-        if self.a_s + self.c_s + self.kappa_s <= 0:
-            raise ValueError("one of per_step, per_attempt, per_context_token must be above zero")
+        if self.a_s + self.c_s + self.kappa_s < _SHORTEST_STEP_S:
+            raise ValueError(
+                "one of per_step, per_attempt, per_context_token must be above zero "
+                f"(at least {_SHORTEST_STEP_S:g} s)"
+            )
         return self
 
 
 class Switch(Spec):
     """Time of the hand-over between the two uses of the same GPUs."""
 
-    to_update_s: Seconds = Field(default=0.0, alias="to_update")
-    to_generation_s: Seconds = Field(default=0.0, alias="to_generation")
+    to_update_s: PhaseSeconds = Field(default=0.0, alias="to_update")
+    to_generation_s: PhaseSeconds = Field(default=0.0, alias="to_generation")
 
 
 class Update(Spec):
     """Time of the policy update: fixed, plus an amount for every trained token."""
 
-    fixed_s: Seconds = Field(default=0.0, alias="fixed")
-    per_token_s: Seconds = Field(default=0.0, alias="per_token")
+    fixed_s: PhaseSeconds = Field(default=0.0, alias="fixed")
+    per_token_s: PhaseSeconds = Field(default=0.0, alias="per_token")
 
 
 class WeightSync(Spec):
     """Time until the engines hold the new weights: fixed, plus bytes over a bandwidth."""
 
-    fixed_s: Seconds = Field(default=0.0, alias="fixed")
-    size_bytes: Bytes = Field(default=0, alias="size")
+    fixed_s: PhaseSeconds = Field(default=0.0, alias="fixed")
+    size_bytes: BoundedBytes = Field(default=0, alias="size")
     bytes_per_s: BytesPerS | None = Field(default=None, alias="bandwidth")
 
     @property
@@ -155,14 +167,16 @@ class WeightSync(Spec):
     def _rate(self) -> Self:
         if self.size_bytes and not self.bytes_per_s:
             raise ValueError("size needs a bandwidth above zero")
+        if self.seconds > MAX_PHASE_S:
+            raise ValueError(f"size over bandwidth takes longer than a day ({self.seconds:.3g} s)")
         return self
 
 
 class KvCache(Spec):
     """Bytes of a context token, and what one instance can hold (None: not checked)."""
 
-    per_token_bytes: Bytes = Field(default=0, alias="per_token")
-    capacity_bytes: Bytes | None = Field(default=None, alias="capacity")
+    per_token_bytes: BoundedBytes = Field(default=0, alias="per_token")
+    capacity_bytes: BoundedBytes | None = Field(default=None, alias="capacity")
 
     @model_validator(mode="after")
     def _both(self) -> Self:
@@ -174,7 +188,7 @@ class KvCache(Spec):
 class RolloutGoals(Spec):
     """What the lambda sweep must respect: mean policy versions behind at completion."""
 
-    max_mean_staleness: NonNegativeFloat | None = None
+    max_mean_staleness: float | None = Field(default=None, ge=0, le=1e6)
 
 
 class RolloutScenario(Spec):
@@ -195,16 +209,16 @@ class RolloutScenario(Spec):
     kind: Literal["rollout"] = "rollout"
     name: str = Field(min_length=1)
     description: str = ""
-    prompts: PositiveInt
-    samples_per_prompt: PositiveInt = 1
-    prompt_tokens: Tokens = 0
+    prompts: Count
+    samples_per_prompt: Count = 1
+    prompt_tokens: ContextTokens = 0
     lengths: LengthSpec = Field(discriminator="kind")
-    stop_fraction: float = Field(default=1.0, alias="lambda", gt=0, le=1)
+    stop_fraction: float = Field(default=1.0, alias="lambda", ge=MIN_STOP_FRACTION, le=1)
     ties: Literal["all", "strict"] = "all"
-    rounds: PositiveInt = 20
-    instances: PositiveInt = 1
-    gpus_per_instance: PositiveInt = 1
-    slots_per_instance: PositiveInt | None = None
+    rounds: Annotated[PositiveInt, Field(le=MAX_ROUNDS)] = 20
+    instances: Count = 1
+    gpus_per_instance: Count = 1
+    slots_per_instance: Count | None = None
     decode: DecodeStep
     switch: Switch = Switch()
     update: Update = Update()
@@ -234,13 +248,6 @@ class RolloutScenario(Spec):
     @classmethod
     def _just_a_time(cls, value: Any) -> Any:
         return {"fixed": value} if isinstance(value, (str, int, float)) else value
-
-    @field_validator("prompts")
-    @classmethod
-    def _not_too_many(cls, value: int) -> int:
-        if value > MAX_ATTEMPTS:
-            raise ValueError(f"more than {MAX_ATTEMPTS} prompts at once")
-        return value
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -287,14 +294,14 @@ def with_stop_fraction(scenario: RolloutScenario, stop_fraction: float) -> Rollo
     """Returns the scenario at another lambda.
 
     Raises:
-        InputError: lambda outside (0, 1].
+        InputError: lambda outside [0.01, 1].
     """
-    if not 0 < stop_fraction <= 1:
+    if not MIN_STOP_FRACTION <= stop_fraction <= 1:
         raise InputError(
             Violation(
                 field="lambda",
                 value=f"{stop_fraction:g}",
-                rule="must be above 0 and at most 1",
+                rule=f"must be at least {MIN_STOP_FRACTION} and at most 1",
                 nearest_fix="1 waits for every attempt; 0.9 parks the slowest tenth",
             )
         )

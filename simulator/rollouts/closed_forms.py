@@ -230,7 +230,7 @@ def _moment(lengths: LengthSpec, power: int) -> float:
     if isinstance(lengths, EmpiricalLengths):
         values = np.minimum(np.array(lengths.values, dtype=float), end)
         weights = np.array(lengths.weights or np.ones(len(values)))
-        return float((values**power * weights).sum() / weights.sum())
+        return float((values**power * (weights / weights.sum())).sum())
     if isinstance(lengths, DeterministicLengths):
         return float(end**power)
     law = survival(lengths)
@@ -249,10 +249,12 @@ def expected_maximum(lengths: LengthSpec, attempts: int) -> float:
                 return lengths.mean * harmonic(attempts)
             case ParetoLengths():
                 return pareto_order_statistic(lengths.minimum, lengths.alpha, attempts, attempts)
-    law, end = survival(lengths), longest(lengths)
-    if end is None:
+    law, last = survival(lengths), longest(lengths)
+    if last is None:
         assert isinstance(lengths, LognormalLengths)
-        end = math.ceil(math.exp(log_median(lengths) + 13 * lengths.sigma))
+        end = math.exp(log_median(lengths) + 13 * lengths.sigma)
+    else:
+        end = float(last)
 
     def integrand(x: Floats) -> Floats:
         with np.errstate(divide="ignore"):
@@ -278,7 +280,7 @@ def _kink(lengths: LengthSpec) -> float:
 
 def _integral(f: Survival, start: float, stop: float, kink: float = 0.0) -> float:
     """Returns the integral of a smooth decreasing function over panels that double in size."""
-    floor = max(start, stop * 2.0**-60)
+    floor = max(start, min(1.0, stop * 2.0**-60))  # lengths are whole tokens
     count = max(2, 2 * math.ceil(math.log2(stop / floor)) + 1)
     edges = {start, stop, *np.geomspace(floor, stop, count).tolist()}
     if start < kink < stop:

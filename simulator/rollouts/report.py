@@ -43,6 +43,8 @@ class RoundReport(Spec):
         trained_staleness: histogram of the versions behind when the prompt was trained on,
             which counts the wait for its other samples too.
         off_policy_share: share of the completed attempts' tokens that older versions generated.
+        parked_attempts: attempts that the mean round carries over with tokens; the rest of
+            those not complete has not started.
         kv_peak_bytes: of the fullest instance; parked_bytes: at the end of the mean round,
             over all instances, prompts included.
         completion_curve: (seconds since the phase began, share of the attempts in flight that
@@ -67,6 +69,7 @@ class RoundReport(Spec):
     mean_completed_length: float
     kv_peak_bytes: int
     kv_capacity_bytes: int | None = None
+    parked_attempts: int
     parked_bytes: int
     completion_curve: tuple[tuple[float, float], ...]
     closed_forms: dict[str, float]
@@ -109,8 +112,9 @@ def round_report(
     steady = mean_round(metrics)
     tokens = sum(int(r.lengths.sum()) for r in records)
     per_token = scenario.kv.per_token_bytes
-    parked_contexts = scenario.num_attempts - steady.completed
-    parked = steady.parked_tokens + parked_contexts * scenario.prompt_tokens
+    # One that has not started holds no KV: it waits outside the engines.
+    parked_attempts = round(sum(r.carried for r in records) / len(records))
+    parked = steady.parked_tokens + parked_attempts * scenario.prompt_tokens
     return RoundReport(
         scenario=scenario.name,
         stop_fraction=scenario.stop_fraction,
@@ -129,6 +133,7 @@ def round_report(
         mean_completed_length=tokens / int(completed.sum()),
         kv_peak_bytes=steady.kv_peak_tokens * per_token,
         kv_capacity_bytes=scenario.kv.capacity_bytes,
+        parked_attempts=parked_attempts,
         parked_bytes=parked * per_token,
         completion_curve=_curve(records[-1].finish_s, scenario.num_attempts),
         closed_forms=theory(scenario),

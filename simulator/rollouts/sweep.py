@@ -12,7 +12,7 @@ from flopwright.errors import InputError
 from flopwright.simulator.rollouts.report import RoundReport
 from flopwright.simulator.rollouts.rounds import Progress, simulate
 from flopwright.spec.base import Spec
-from flopwright.spec.rollout import RolloutScenario, with_stop_fraction
+from flopwright.spec.rollout import MIN_STOP_FRACTION, RolloutScenario, with_stop_fraction
 
 _GRID: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
 _PLATEAU: Final = 0.02  # within this share of the best, less staleness is the better buy
@@ -57,7 +57,8 @@ def default_fractions(own: float, max_mean_staleness: float | None) -> tuple[flo
     """
     extra = {own}
     if max_mean_staleness is not None:
-        extra.add(math.ceil(1000 / (1 + max_mean_staleness)) / 1000)
+        least = math.ceil(1000 / (1 + max_mean_staleness)) / 1000
+        extra.add(max(MIN_STOP_FRACTION, least))
     return tuple(sorted({*_GRID, *extra}))
 
 
@@ -80,7 +81,7 @@ def sweep_lambda(
         progress: called with (points done, points in all).
 
     Raises:
-        InputError: no lambda given, one outside (0, 1], or none within the bound.
+        InputError: no lambda given, one outside [0.01, 1], or none within the bound.
     """
     bound = scenario.goals.max_mean_staleness if max_mean_staleness is None else max_mean_staleness
     if stop_fractions is None:

@@ -11,11 +11,10 @@ from flopwright.units import show_bytes, show_count, show_seconds
 def report_lines(report: RoundReport) -> list[str]:
     """Returns the report: time by phase, idle share, tail, staleness, KV peak, theory."""
     steady, theory = report.steady, report.closed_forms
-    parked = report.attempts_in_flight - report.stop_count
     per_gpu = steady.tokens_per_s / report.num_gpus
     lines = [
         f"{report.scenario}: lambda {report.stop_fraction:g}: {report.stop_count:,} of "
-        f"{report.attempts_in_flight:,} attempts in flight end a round, {parked:,} are parked",
+        f"{report.attempts_in_flight:,} attempts in flight end a round; {_outcome(report)}",
         f"mean of {len(report.rounds)} steady rounds after {report.warmup_rounds} of warm-up, "
         f"seed {report.seed}",
         "",
@@ -51,6 +50,18 @@ def report_lines(report: RoundReport) -> list[str]:
         _theory_line(report, theory),
     ]
     return lines
+
+
+def _outcome(report: RoundReport) -> str:
+    """Returns what became of the attempts of the mean round: ties may complete more."""
+    done, parked = report.steady.completed, report.parked_attempts
+    waiting = report.attempts_in_flight - done - parked
+    parts = [f"{done:,} complete"]
+    if parked:
+        parts.append(f"{parked:,} are parked")
+    if waiting > 0:
+        parts.append(f"{waiting:,} have not started")
+    return ", ".join(parts)
 
 
 def _kv_line(report: RoundReport) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from flopwright.errors import InputError
@@ -68,13 +70,17 @@ def test_a_time_alone_is_a_fixed_time():
         ("kind: exponential", "kind: exponentail", 4, "did you mean 'exponential'"),
         ("mean: 50", "maen: 50", 4, "did you mean 'mean'"),
         ("lambda: 0.5", "lambda: 1.5", 5, "less than or equal to 1"),
-        ("lambda: 0.5", "lambda: 0", 5, "greater than 0"),
+        ("lambda: 0.5", "lambda: 0", 5, "greater than or equal to 0.01"),
         ("per_step: 10 ms", "per_step: 10", 6, "has no unit"),
         ("per_step: 10 ms, per_attempt: 1 us", "per_step: 0 s", 6, "must be above zero"),
         ("prompts: 8", "prompts: 0", 2, "greater than 0"),
-        ("prompts: 8", "prompts: 2000000", 2, "more than 1000000"),
+        ("prompts: 8", "prompts: 2000000", 2, "less than or equal to 1000000"),
         ("mean: 50", "mean: 0", 4, "greater than 0"),
         ("cap: 200}", "cap: -1}", 4, "not negative"),
+        ("lambda: 0.5", "lambda: 1e-9", 5, "greater than or equal to 0.01"),
+        ("per_step: 10 ms", "per_step: 1e308 s", 6, "less than or equal to 86400"),
+        ("mean: 50", "mean: 1e300", 4, "less than or equal to 1000000000"),
+        ("prompts: 8", "prompts: 600000", 1, "is above 1000000"),
     ],
 )
 def test_wrong_values_name_line_and_fix(old, new, line, words):
@@ -94,6 +100,10 @@ def test_wrong_values_name_line_and_fix(old, new, line, words):
         ("kv: {per_token: 1 KiB, capacity: 100 KiB}\n", "larger than kv.capacity"),
         ("kv: {capacity: 100 KiB}\n", "needs per_token"),
         ("weight_sync: {size: 1 GB}\n", "needs a bandwidth"),
+        ("weight_sync: {size: 1 GB, bandwidth: 1 B/s}\n", "longer than a day"),
+        ("rounds: 1000000000\n", "less than or equal to 10000"),
+        ("update: 1e300 s\n", "less than or equal to 86400"),
+        ("goals: {max_mean_staleness: .inf}\n", "finite|less than or equal"),
     ],
 )
 def test_impossible_combinations_are_refused(more, words):
@@ -121,7 +131,49 @@ def test_empirical_lengths_need_as_many_weights_as_values():
         rollout_scenario_from_text(text)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, 1.01, float("nan")])
+@pytest.mark.parametrize("weights", ["[.inf, 1]", "[1e308, 1e308]", "[0, 0]", "[.nan, 1]"])
+def test_empirical_weights_must_have_a_finite_sum(weights):
+    law = f"{{kind: empirical, values: [3, 5], weights: {weights}}}"
+    text = GOOD.replace("{kind: exponential, mean: 50, cap: 200}", law)
+    with pytest.raises(InputError, match=r"weights|finite"):
+        rollout_scenario_from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("law", "words"),
+    [
+        ("{kind: lognormal, mean: 50, sigma: 100}", "less than or equal to 10"),
+        ("{kind: lognormal, mean: 50, sigma: .inf}", "finite|less than or equal to 10"),
+        ("{kind: pareto, minimum: 5, alpha: .inf}", "finite|less than or equal to 100"),
+        ("{kind: pareto, minimum: 5, alpha: 1.000000001}", r"greater than 1\.01"),
+        ("{kind: deterministic, tokens: 1e300}", "less than or equal to 1000000000"),
+    ],
+)
+def test_laws_of_length_are_bounded(law, words):
+    text = GOOD.replace("{kind: exponential, mean: 50, cap: 200}", law)
+    with pytest.raises(InputError, match=words):
+        rollout_scenario_from_text(text)
+
+
+def test_laws_at_their_bounds_still_run():
+    for law in (
+        "{kind: lognormal, mean: 50, sigma: 10}",
+        "{kind: lognormal, mean: 1e9, sigma: 0.001}",
+        "{kind: pareto, minimum: 1e9, alpha: 1.011}",
+        "{kind: empirical, values: [3, 1e9], weights: [1e308, 1]}",
+    ):
+        text = GOOD.replace("{kind: exponential, mean: 50, cap: 200}", law)
+        scenario = rollout_scenario_from_text(text.replace("per_step: 10 ms", "per_step: 1 d"))
+        report = simulate(scenario, rounds=2)
+        numbers = [
+            report.attempts_per_s,
+            report.steady.round_time_s,
+            *report.closed_forms.values(),
+        ]
+        assert all(math.isfinite(x) for x in numbers)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-9, -1.0, 1.01, float("nan")])
 def test_lambda_outside_its_range_is_refused(value):
     scenario = rollout_scenario_from_text(GOOD)
     with pytest.raises(InputError, match="lambda"):

@@ -98,3 +98,28 @@ def test_picture(capsys, tmp_path: Path, sweep: bool):
     assert str(target) in out
     assert target.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [p.name for p in tmp_path.iterdir()] == ["rounds.png"]
+
+
+def test_attempts_that_have_not_started_hold_no_kv(capsys, tmp_path):
+    text = """\
+name: one-slot
+prompts: 4
+prompt_tokens: 1000
+lengths: {kind: deterministic, tokens: 10}
+lambda: 0.5
+slots_per_instance: 1
+decode: {per_step: 1 ms}
+kv: {per_token: 1 MiB}
+"""
+    path = tmp_path / "one.yaml"
+    path.write_text(text)
+    code, out, _ = run(capsys, str(path), "--rounds", "2")
+    assert code == 0
+    assert "2 of 4 attempts in flight end a round; 2 complete, 2 have not started" in out
+    assert "parked                 0 generated tokens between rounds" in out
+    assert json.loads(run(capsys, str(path), "--json")[1])["report"]["parked_bytes"] == 0
+    # two slots and lengths that end together: the tie completes more than the round needs
+    path.write_text(text.replace("slots_per_instance: 1\n", ""))
+    code, out, _ = run(capsys, str(path), "--rounds", "2")
+    assert code == 0
+    assert "2 of 4 attempts in flight end a round; 4 complete\n" in out
