@@ -12,7 +12,14 @@ from typing import Final, Literal
 
 from flopwright.errors import InputError, Violation
 from flopwright.executor.launch.machine import Machine
-from flopwright.executor.launch.request import RunEntry, RunRequest
+from flopwright.executor.launch.request import (
+    ROUNDS_FILE,
+    STEPS_FILE,
+    RunEntry,
+    RunRequest,
+    checkpoint_dir,
+    measurement_file,
+)
 from flopwright.executor.launch.supported import unsupported
 from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import plan_violations
@@ -257,6 +264,24 @@ def _folder_rules(out_dir: Path) -> list[Violation]:
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         return [Violation(field="--out", value=str(out_dir), rule=f"cannot write to {parent}")]
     return []
+
+
+def run_folder_rules(out_dir: Path) -> list[Violation]:
+    """Returns what stands against a run in a folder that may hold more, such as its logs."""
+    if not out_dir.is_dir():
+        return _folder_rules(out_dir)
+    names = (STEPS_FILE, ROUNDS_FILE, measurement_file("*"), checkpoint_dir("*"))
+    found = next((path for name in names for path in sorted(out_dir.glob(name))), None)
+    if found is None:
+        return []
+    return [
+        Violation(
+            field="--out",
+            value=str(out_dir),
+            rule=f"the folder already holds a run ({found.name}), and a run cannot be resumed",
+            nearest_fix="move it away, or choose another folder",
+        )
+    ]
 
 
 def _software_rules() -> list[Violation]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from flopwright.errors import InputError, Violation
 from flopwright.executor.launch.checks import LaunchOptions, check_request
 from flopwright.executor.launch.commands import rank_environment, torchrun_command
+from flopwright.executor.launch.failure import cause, cause_text, read_records
 from flopwright.executor.launch.machine import find_machine
 from flopwright.executor.launch.progress import Progress
 from flopwright.executor.launch.request import (
@@ -192,21 +193,17 @@ def _forward(lines: Iterator[dict[str, Any] | None], on_progress: Progress) -> N
 
 def _failure(out_dir: Path, exit_code: int) -> Exception:
     """Returns the error of the rank that failed first: the others fail because it is gone."""
-    records = [
-        json.loads(p.read_text(encoding="utf-8"))
-        for p in sorted((out_dir / ERROR_DIR).glob("rank-*.json"))
-    ]
+    records = read_records(out_dir)
     if not records:
         return RunFailedError(
             f"the run ended with exit code {exit_code} before a rank could say why; "
             f"last lines of {out_dir / LOG_DIR}:\n{_log_tail(out_dir / LOG_DIR)}"
         )
-    first = min(records, key=lambda r: float(r["time_s"]))
-    invalid = next((r for r in records if r["violations"]), None)
-    if invalid is not None:
-        return InputError([Violation(**v) for v in invalid["violations"]])
+    first = cause(records)
+    if first["violations"]:
+        return InputError([Violation(**v) for v in first["violations"]])
     return RunFailedError(
-        f"rank {first['rank']} failed: {first['type']}: {first['message']}\n"
+        f"{cause_text(first)}\n"
         f"its traceback is in {out_dir / ERROR_DIR}, all output in {out_dir / LOG_DIR}"
     )
 

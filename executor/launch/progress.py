@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 # A phase ("phase", "share") or where a plan is ("plan", "step", "steps", "loss",
@@ -35,6 +37,17 @@ def progress_lines(write: Callable[[str], None]) -> Progress:
             write(step_text(event))
 
     return show
+
+
+def progress_writer(path: Path, show: Progress) -> Progress:
+    """Returns a callback that adds each event to the progress file and then shows it."""
+
+    def say(event: dict[str, Any]) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+        show(event)
+
+    return say
 
 
 def step_text(event: dict[str, Any]) -> str:

@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from flopwright.executor.launch.progress import Progress
 from flopwright.executor.launch.request import (
-    PROGRESS_FILE,
     ROUNDS_FILE,
     STEPS_FILE,
     STOP_FILE,
@@ -48,14 +48,17 @@ class History:
     traces: deque[tuple[StepTrace, ...]] = field(default_factory=lambda: deque(maxlen=TRACES_KEPT))
 
 
-def run_rounds(trials: Sequence[Trial], request: RunRequest, out_dir: Path) -> list[History]:
+def run_rounds(
+    trials: Sequence[Trial], request: RunRequest, out_dir: Path, say: Progress
+) -> list[History]:
     """Trains all plans in turns and returns their histories (complete on rank 0).
 
-    A file named `stop` in the run's folder ends the training after the current round.
+    Rank 0 calls `say` with each plan's progress after its turn. A file named `stop` in the
+    run's folder ends the training after the current round.
     """
     world, device = trials[0].groups.world, trials[0].device
     histories = [History() for _ in trials]
-    writer = _Writer(out_dir, request) if dist.get_rank() == 0 else None
+    writer = _Writer(out_dir, request, say) if dist.get_rank() == 0 else None
     current = -1
     for turn in turns(len(trials), request.steps, request.steps_per_round):
         if turn.round != current:
@@ -86,7 +89,11 @@ def _run_turn(trial: Trial, turn: Turn) -> list[StepRecord]:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step as all ranks saw it."""
+    """One step as all ranks saw it.
+
+    Attributes:
+        peak_memory_bytes: of the fullest rank; None for steps that it was not metered in.
+    """
 
     step: int
     loss: float
@@ -94,6 +101,7 @@ class StepRow:
     learning_rate: float
     step_time_s: float
     timed: bool
+    peak_memory_bytes: int | None
     traces: tuple[StepTrace, ...]
 
 
@@ -106,8 +114,9 @@ def _collect(
         if record.loss is not None:
             losses[i] = record.loss.double() / trial.plan.dp
     world.sum_(losses)
-    mine = json.dumps([_trace_data(r.trace) for r in records]).encode()
-    ranks = [json.loads(data) for data in gather_bytes(mine, world, device)]
+    mine = [sum(trial.memory.values()), [_trace_data(r.trace) for r in records]]
+    everyone = gather_bytes(json.dumps(mine).encode(), world, device)
+    peaks, ranks = zip(*map(json.loads, everyone), strict=True)
     rows = []
     for i, record in enumerate(records):
         traces = tuple(_trace_from(rank[i]) for rank in ranks)
@@ -119,6 +128,7 @@ def _collect(
                 learning_rate=record.learning_rate,
                 step_time_s=max(t.duration_s for t in traces),
                 timed=record.timed,
+                peak_memory_bytes=None if record.timed else max(peaks),
                 traces=traces,
             )
         )
@@ -171,13 +181,13 @@ def _sentinel(world: Group, device: torch.device) -> float:
 class _Writer:
     """Rank 0's running record: one line a step, one a turn, one a step for the progress bar."""
 
-    def __init__(self, out_dir: Path, request: RunRequest) -> None:
+    def __init__(self, out_dir: Path, request: RunRequest, say: Progress) -> None:
         self._request = request
+        self._say = say
         self._began = time.perf_counter()
         self._done = 0
         self._steps = (out_dir / STEPS_FILE).open("a", encoding="utf-8")
         self._rounds = (out_dir / ROUNDS_FILE).open("a", encoding="utf-8")
-        self._progress = (out_dir / PROGRESS_FILE).open("a", encoding="utf-8")
 
     def turn(self, name: str, turn: Turn, rows: Sequence[StepRow], sentinel_s: float) -> None:
         """Writes a finished turn."""
@@ -192,6 +202,8 @@ class _Writer:
                 "step_time_s": row.step_time_s,
                 "timed": row.timed,
             }
+            if row.peak_memory_bytes is not None:
+                data["peak_memory_bytes"] = row.peak_memory_bytes
             self._steps.write(json.dumps(data) + "\n")
         data = {
             "round": turn.round,
@@ -200,9 +212,9 @@ class _Writer:
             "sentinel_s": sentinel_s,
         }
         self._rounds.write(json.dumps(data) + "\n")
-        self._progress.write(json.dumps(self._progress_of(name, rows)) + "\n")
-        for file in (self._steps, self._rounds, self._progress):
+        for file in (self._steps, self._rounds):
             file.flush()
+        self._say(self._progress_of(name, rows))
 
     def _progress_of(self, name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
         workload = self._request.entries[0].plan.scenario.workload
@@ -220,5 +232,5 @@ class _Writer:
 
     def close(self) -> None:
         """Closes the files."""
-        for file in (self._steps, self._rounds, self._progress):
+        for file in (self._steps, self._rounds):
             file.close()

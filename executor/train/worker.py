@@ -8,35 +8,36 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import signal
 import sys
-import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from flopwright.errors import EXIT_BAD_INPUT, InputError
+from flopwright.errors import InputError
 from flopwright.executor.data.batches import Dataset, open_dataset
 from flopwright.executor.data.prepare import prepare
-from flopwright.executor.launch.checks import LaunchOptions, check_request
+from flopwright.executor.launch.checks import LaunchOptions, check_request, run_folder_rules
 from flopwright.executor.launch.machine import Machine, find_machine
+from flopwright.executor.launch.progress import Progress, progress_lines, progress_writer
 from flopwright.executor.launch.request import (
     DATA_DIR,
     ERROR_DIR,
     PROBE_FILE,
     PROGRESS_FILE,
     REQUEST_FILE,
+    STOP_FILE,
     RunRequest,
     read_request,
     write_json,
 )
 from flopwright.executor.parallel.groups import GroupRegistry
 from flopwright.executor.train.evaluate import held_out_loss
+from flopwright.executor.train.failure import report_failure
 from flopwright.executor.train.results import (
     gather_memory,
     launch_noise_floor,
@@ -52,37 +53,42 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs this rank; returns the exit code. An error is written to the run's folder too."""
+    """Runs this rank; returns the exit code. Why it ends is told by `report_failure`."""
     _die_with_parent()
     parsed = _parse(arguments)
     out_dir = Path(parsed.request).parent if parsed.request else Path(parsed.out)
     try:
         request = _request(parsed, out_dir)
         device = _join(request)
-        run(request, out_dir, device)
+        # a run that the launcher started is shown by the launcher
+        show = _ignore if parsed.request else progress_lines(_print)
+        run(request, out_dir, device, show)
+        show({"phase": f"done, everything is in {out_dir}", "share": 1.0})
     except Exception as error:
-        _report_error(out_dir, error)
-        if isinstance(error, InputError):
-            return EXIT_BAD_INPUT
-        raise
+        return report_failure(out_dir, error)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
     return 0
 
 
-def run(request: RunRequest, out_dir: Path, device: torch.device) -> None:
-    """Prepares data, trains every plan in turns, and writes what the run showed."""
-    dataset = _dataset(request, out_dir)
+def run(request: RunRequest, out_dir: Path, device: torch.device, show: Progress) -> None:
+    """Prepares data, trains every plan in turns, and writes what the run showed.
+
+    Progress goes to the progress file and to `show`, on rank 0.
+    """
+    first = dist.get_rank() == 0
+    say = progress_writer(out_dir / PROGRESS_FILE, show) if first else _ignore
+    dataset = _dataset(request, out_dir, say)
     if request.probe:
-        _probe(request, out_dir, device)
+        _probe(request, out_dir, device, say)
     registry = GroupRegistry()
     trials = [
         start_trial(e, request.workload(e), dataset, registry, device) for e in request.entries
     ]
-    _say(out_dir, "train", 0.0)
-    histories = run_rounds(trials, request, out_dir)
-    _say(out_dir, "evaluate", 0.0)
+    say({"phase": "train", "share": 0.0})
+    histories = run_rounds(trials, request, out_dir, say)
+    say({"phase": "evaluate", "share": 0.0})
     _finish(request, trials, histories, out_dir)
 
 
@@ -111,7 +117,7 @@ def _same_everywhere(value: int, trial: Trial) -> int:
     return int(trial.groups.world.sum_(tensor))
 
 
-def _dataset(request: RunRequest, out_dir: Path) -> Dataset:
+def _dataset(request: RunRequest, out_dir: Path, say: Progress) -> Dataset:
     """Returns the run's data, prepared by rank 0; an input error there ends every rank."""
     entry = request.entries[0]
     workload, model = request.workload(entry), entry.plan.scenario.model
@@ -123,13 +129,13 @@ def _dataset(request: RunRequest, out_dir: Path) -> Dataset:
             workload,
             folder,
             request.tokenizer,
-            lambda phase, share: _say(out_dir, phase, share),
+            lambda phase, share: say({"phase": phase, "share": share}),
         )
     dist.barrier()
     return open_dataset(folder, workload, model.vocab_size)
 
 
-def _probe(request: RunRequest, out_dir: Path, device: torch.device) -> None:
+def _probe(request: RunRequest, out_dir: Path, device: torch.device, say: Progress) -> None:
     """Measures the machine with this launch's processes, so that both see the same moment."""
     from flopwright.executor.measure.probe import run_probe
 
@@ -137,7 +143,7 @@ def _probe(request: RunRequest, out_dir: Path, device: torch.device) -> None:
         device,
         [e.plan for e in request.entries],
         budget_s=request.probe_budget_s,
-        progress=lambda what: _say(out_dir, f"probe: {what}", 0.0),
+        progress=lambda what: say({"phase": f"probe: {what}", "share": 0.0}),
     )
     if dist.get_rank() == 0:
         write_json(out_dir / PROBE_FILE, report.to_data())
@@ -174,6 +180,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _request(parsed: argparse.Namespace, out_dir: Path) -> RunRequest:
     if parsed.request:
         return read_request(Path(parsed.request))
+    if "WORLD_SIZE" not in os.environ:
+        raise InputError("the worker is one rank of a run: start it with torchrun")
+    first = int(os.environ["RANK"]) == 0
     options = LaunchOptions(
         steps=parsed.steps,
         nproc=int(os.environ["WORLD_SIZE"]),
@@ -185,37 +194,39 @@ def _request(parsed: argparse.Namespace, out_dir: Path) -> RunRequest:
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
     here = find_machine()
     everywhere = Machine(cores=here.cores * nodes, gpus=here.gpus * nodes)
-    request = check_request(parsed.plan, None, options, everywhere)
+    # the first rank alone: where another one looks, this run may have begun to write
+    found = run_folder_rules(out_dir) if first else []
+    try:
+        request = check_request(parsed.plan, None, options, everywhere)
+    except InputError as error:
+        raise InputError([*found, *error.violations]) from error
+    if found:
+        raise InputError(found)
     out_dir.mkdir(parents=True, exist_ok=True)
-    if int(os.environ["RANK"]) == 0:
+    if first:
+        _clear_failed_start(out_dir)
         write_json(out_dir / REQUEST_FILE, request.to_data())
     return request
 
 
-def _say(out_dir: Path, phase: str, share: float) -> None:
-    """Adds a line on the present phase to the progress file, on rank 0."""
+def _clear_failed_start(out_dir: Path) -> None:
+    """Removes what a start that made no step left: it would be taken for this run's."""
+    for path in (
+        out_dir / PROGRESS_FILE,
+        out_dir / STOP_FILE,
+        *(out_dir / ERROR_DIR).glob("rank-*.json"),
+    ):
+        path.unlink(missing_ok=True)
+
+
+def _ignore(event: dict[str, Any]) -> None:
+    """Takes the progress of ranks that nobody watches."""
+
+
+def _print(line: str) -> None:
     if dist.get_rank() == 0:
-        with (out_dir / PROGRESS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"phase": phase, "share": share}) + "\n")
-
-
-def _report_error(out_dir: Path, error: Exception) -> None:
-    """Writes what went wrong on this rank, and when: the earliest is the cause of the rest."""
-    rank = int(os.environ.get("RANK", "0"))
-    violations = [v.as_dict() for v in error.violations] if isinstance(error, InputError) else []
-    record = {
-        "rank": rank,
-        "time_s": time.time(),
-        "type": type(error).__name__,
-        "message": str(error),
-        "violations": violations,
-        "traceback": traceback.format_exc(),
-    }
-    if not out_dir.is_dir():
-        return
-    folder = out_dir / ERROR_DIR
-    folder.mkdir(exist_ok=True)
-    write_json(folder / f"rank-{rank:05d}.json", record)
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def _die_with_parent() -> None:

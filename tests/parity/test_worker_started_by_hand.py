@@ -1,0 +1,129 @@
+"""What someone sees who starts the ranks with torchrun, as the exported scripts do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopwright.executor.launch.commands import rank_environment
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.spec.load import dump_yaml, load_scenario, make_plan_file
+
+pytestmark = pytest.mark.slow
+
+# Python runs a module of this name at its start: rank 1 gets a fault in its second step.
+FAULT = """
+import os
+if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RUN_ID"):
+    import flopwright.executor.train.trial as trial
+    run_step = trial.Trial.run_step
+    def faulty(self, step, **options):
+        if step == 1:
+            raise ValueError("the seventh seal is broken")
+        return run_step(self, step, **options)
+    trial.Trial.run_step = faulty
+"""
+
+
+def write_plan(folder: Path, **axes: Any) -> None:
+    scenario = load_scenario("kimi_k2_mini_2cpu_fp32")
+    workload = scenario.workload.model_copy(
+        update={"seq_len": 16, "global_batch_size": 4, "total_tokens": 16 * 4 * 40}
+    )
+    scenario = scenario.model_copy(update={"workload": workload})
+    plan = make_plan_file(scenario, ParallelPlan(**axes), "mine")
+    (folder / "plan.yaml").write_text(dump_yaml(plan))
+    (folder / "text.txt").write_text("to be or not to be, that is the question. " * 1000)
+
+
+def start(folder: Path, *, steps: int = 4) -> subprocess.CompletedProcess[str]:
+    arguments = [
+        "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts=0",
+        "--log-dir=run/logs", "--tee=3", "--local-ranks-filter=0",
+        "-m", "flopwright.executor.train.worker", "--plan", "plan.yaml", "--out", "run",
+        "--text", "text.txt", "--tokenizer", "characters", "--steps", str(steps),
+    ]  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
+        cwd=folder, env=rank_environment(os.environ, "cpu"),
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def said_by_ranks(stderr: str) -> list[str]:
+    """Returns the shown ranks' own lines; torchrun puts the rank's name before each."""
+    lines = [line.partition("]:")[2] for line in stderr.splitlines() if line.startswith("[")]
+    return [line for line in lines if line]
+
+
+def test_progress_is_shown_and_a_second_run_is_refused(tmp_path: Path) -> None:
+    write_plan(tmp_path, pp=2)
+    done = start(tmp_path, steps=24)
+    assert done.returncode == 0, done.stderr
+    said = said_by_ranks(done.stderr)
+    assert "train" in said
+    at = [line.partition(",")[0] for line in said if line.startswith("mine: step")]
+    assert at == ["mine: step 4/24", "mine: step 20/24", "mine: step 24/24"]
+    assert said[-1] == "done, everything is in run"
+
+    rows = [json.loads(x) for x in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
+    peaks = [row["peak_memory_bytes"] for row in rows if "peak_memory_bytes" in row]
+    measurement = json.loads((tmp_path / "run" / "measurement-mine.json").read_text())
+    stages = measurement["metrics"]["memory_bytes"]
+    assert peaks == [max(sum(stage.values()) for stage in stages)]
+
+    again = start(tmp_path)
+    assert again.returncode != 0
+    assert "--out (run): the folder already holds a run (steps.jsonl)" in again.stderr
+    assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 24
+    assert not (tmp_path / "run" / "errors").exists()
+
+
+def test_a_refused_plan_is_told_with_every_violation(tmp_path: Path) -> None:
+    write_plan(tmp_path, dp_shard=2, zero_stage=2, recompute="full")
+    done = start(tmp_path)
+    assert done.returncode != 0
+    said = said_by_ranks(done.stderr)
+    begin = said.index("2 problems with the input:")
+    assert [line.strip().partition(": ")[2] for line in said[begin + 1 : begin + 3]] == [
+        "parallel.zero_stage (2): this executor does not run it; use 0 or 1",
+        "parallel.recompute (full): this executor does not run it; use none",
+    ]
+    assert said[begin + 3 :] == ["more in run/errors"]
+    # torchrun's report, which comes last, names the cause too
+    report = done.stderr[done.stderr.index("Root Cause") :]
+    assert "parallel.zero_stage (2)" in report
+    assert "exitcode  : 2" in report
+    assert list((tmp_path / "run" / "errors").iterdir())
+
+    # nothing of the failed start stands in a second one's way
+    write_plan(tmp_path, pp=2)
+    (tmp_path / "run" / "stop").touch()
+    assert start(tmp_path, steps=8).returncode == 0
+    assert not list((tmp_path / "run" / "errors").iterdir())
+    assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 8
+
+
+def test_rank_0_names_the_rank_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plan(tmp_path, pp=2)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(FAULT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    done = start(tmp_path)
+    assert done.returncode != 0
+    cause = "rank 1 failed: ValueError: the seventh seal is broken"
+    report = done.stderr[done.stderr.index("Root Cause") :]
+    assert cause in report
+    assert "rank      : 1" in report
+    # rank 0's output is the only one shown: the error it met itself is not what it tells
+    said = said_by_ranks(done.stderr)
+    assert not any("gloo" in line.lower() for line in said), said
+    assert not any("Traceback" in line for line in said), said

@@ -1,0 +1,56 @@
+"""Whose word is taken on why a run ended, and which folders a run may use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopwright.executor.launch.checks import run_folder_rules
+from flopwright.executor.launch.failure import Record, cause, cause_text, read_records
+
+
+def record(rank: int, time_s: float, message: str, **more: Any) -> Record:
+    return {
+        "rank": rank,
+        "time_s": time_s,
+        "type": "ValueError",
+        "message": message,
+        "violations": [],
+        **more,
+    }
+
+
+def test_the_earliest_rank_is_believed_unless_the_input_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "errors").mkdir()
+    lost = record(0, 12.0, "Connection closed by peer")
+    first = record(3, 11.0, "the seal is broken")
+    for r in (lost, first):
+        path = tmp_path / "errors" / f"rank-{r['rank']:05d}.json"
+        path.write_text(json.dumps(r))
+    records = read_records(tmp_path)
+    assert records == [lost, first]
+    assert cause_text(cause(records)) == "rank 3 failed: ValueError: the seal is broken"
+    invalid = record(1, 13.0, "a: too big\nb: too small", violations=[{}, {}])
+    assert cause_text(cause([*records, invalid])).splitlines() == [
+        "2 problems with the input:",
+        "  a: too big",
+        "  b: too small",
+    ]
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "measurement-a.json", "checkpoint-a"])
+def test_a_folder_with_a_run_is_refused_and_one_with_logs_is_not(
+    name: str, tmp_path: Path
+) -> None:
+    assert not run_folder_rules(tmp_path / "new")
+    for folder in ("logs", "errors", "data"):
+        (tmp_path / folder).mkdir()
+    assert not run_folder_rules(tmp_path)
+    (tmp_path / name).touch()
+    (found,) = run_folder_rules(tmp_path)
+    assert name in str(found)
+    (at_a_file,) = run_folder_rules(tmp_path / name)
+    assert "not an empty folder" in str(at_a_file)
