@@ -174,24 +174,51 @@ def format_seconds(value: float) -> str:
     return f"{value!r} s"
 
 
+def _three_digits(value: float) -> str:
+    """Returns a number to three digits, never in powers of ten above one."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
 def show_bytes(value: float) -> str:
-    """Returns bytes for people, in GiB or MiB to three digits."""
-    return f"{value / GIB:.3g} GiB" if value >= GIB / 10 else f"{value / 2**20:.3g} MiB"
+    """Returns bytes for people, in GiB, MiB or bytes to three digits."""
+    if 0 < value < 2**10:
+        return f"{value:.0f} B"
+    unit, scale = ("GiB", GIB) if value >= GIB / 10 else ("MiB", 2**20)
+    return f"{_three_digits(value / scale)} {unit}"
 
 
 def show_seconds(value: float) -> str:
-    """Returns a duration for people: us, ms, s, min, h or days to three digits."""
-    if value == 0:
+    """Returns a duration for people: us, ms, s, min, h or days to three digits.
+
+    Less than a nanosecond is nothing: it is what rounding leaves of a difference.
+    """
+    if value < 1e-9:
         return "0 s"
     steps = ((172_800.0, 86400.0, "days"), (7200.0, 3600.0, "h"), (999.5, 60.0, "min"))
     for least, factor, unit in (*steps, (0.9995, 1.0, "s"), (9.995e-4, 1e-3, "ms")):
         if value >= least:
-            return f"{value / factor:.3g} {unit}"
+            return f"{_three_digits(value / factor)} {unit}"
     return f"{value * 1e6:.3g} us"
+
+
+def show_percent(share: float) -> str:
+    """Returns a share for people: 0.15 as "15 %", 0.0234 as "2.3 %", 0.996 as "99.6 %"."""
+    value = 100 * share
+    if 0 < abs(value) < 0.05:
+        return "less than 0.1 %"
+    digits = 0 if 9.95 <= abs(value) < 99 else 1
+    return f"{value:.{digits}f} %".replace(".0 ", " ")
+
+
+def plural(count: int, noun: str) -> str:
+    """Returns a count with its noun: "1 run", "2,048 GPUs"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def show_count(value: float) -> str:
     """Returns a count for people with a decimal suffix: 15.5T, 32.6B, 67.1M."""
+    if value >= 999.95e12:
+        return f"{value / 1e12:,.0f}T"
     for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= factor:
             return f"{value / factor:.4g}{suffix}"

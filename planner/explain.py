@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.result import InfeasiblePlan, RankedPlan, SearchResult
-from flopwright.planner.sensitivity import sensitivities
+from flopwright.planner.sensitivity import FULL_GAIN, STEP, sensitivities
 from flopwright.report.metrics import StepMetrics
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.spec.base import Spec
 from flopwright.spec.scenario import Scenario
-from flopwright.units import show_bytes, show_seconds
+from flopwright.units import plural, show_bytes, show_percent, show_seconds
 
 Objective = Literal["time", "cost"]
 
@@ -21,6 +22,28 @@ Objective = Literal["time", "cost"]
 _MEMORY_GAIN: Final = 0.02
 # Differences below this share of the step are not reasons.
 _NOTICEABLE: Final = 0.001
+_WORTH_TELLING: Final = 0.01
+_BETTER: Final = {
+    "memory bandwidth": "{tenth} more memory bandwidth",
+    "launch floor": "{tenth} faster kernel launches",
+}
+# The parts of ParallelPlan.label, in its order.
+_PARTS: Final = {
+    "tp": "tensor-parallel ranks",
+    "pp": "pipeline stages",
+    "vpp": "runs of layers a stage",
+    "cp": "context-parallel ranks",
+    "ep": "expert-parallel ranks",
+    "gpipe": "all forwards before any backward",
+    "dp": "data-parallel ranks",
+    "zero": "ZeRO stage",
+    "mbs": "sequences a micro-batch",
+    "selective": "cheap activations recomputed",
+    "full": "every layer recomputed",
+    "fp8act": "activations kept in FP8",
+    "actoff": "activations kept in host memory",
+    "optoff": "optimizer state kept in host memory",
+}
 _CLASS_WORDS: Final = {
     "forward": "forward compute",
     "backward": "backward compute",
@@ -53,19 +76,18 @@ def verdict_text(result: SearchResult, scenario: Scenario) -> str:
     cluster = scenario.cluster
     where = f"{scenario.model.name} on {cluster.num_gpus:,} x {cluster.node.gpu.name}"
     how = "exhaustive" if result.proved else "all priced, the best by bound replayed"
-    counts = f"{how}: {result.candidates:,} candidates, {result.fit:,} fit"
+    counts = f"{how}: {plural(result.candidates, 'candidate')}, {result.fit:,} fit"
     best = result.best
     if best is None:
         lacking = result.infeasible[0] if result.infeasible else None
         need = "" if lacking is None else f": {_lack_text(lacking)}"
         return f"does not fit: {where}{need} ({counts})"
     if result.verdict == "tight":
-        asked = 100 * result.headroom_asked
         return (
-            f"fits with less than {asked:.3g} % headroom: {where}, "
-            f"{100 * best.headroom:.2g} % of its memory free ({counts})"
+            f"fits with less than {100 * result.headroom_asked:.3g} % headroom: {where}, "
+            f"{show_percent(best.headroom)} of its memory free ({counts})"
         )
-    return f"fits: {where}, {100 * best.headroom:.2g} % of its memory free ({counts})"
+    return f"fits: {where}, {show_percent(best.headroom)} of its memory free ({counts})"
 
 
 def _lack_text(plan: InfeasiblePlan) -> str:
@@ -93,7 +115,7 @@ def binding_constraint(
     metrics = best.prediction.metrics
     found = [_bubble(metrics)]
     for name, share in sensitivities(scenario, best.plan, calibration).items():
-        text = f"{100 * share:.0f} % of the step scales with {name}"
+        text = _sensitivity_text(name, share)
         found.append(Binding(kind=name, share=round(share, 6), text=text))
     memory = _memory(result, best, scenario.objective)
     if memory is not None:
@@ -101,12 +123,37 @@ def binding_constraint(
     return tuple(sorted(found, key=lambda b: (-b.share, b.kind)))
 
 
+def _sensitivity_text(name: str, share: float) -> str:
+    """Returns what was computed: the step priced again with the resource a tenth better."""
+    tenth = f"{100 * (STEP - 1):.0f} %"
+    better = _BETTER.get(name, "{tenth} faster " + name).format(tenth=tenth)
+    return (
+        f"{show_percent(share)} of the step; {better} would make the step "
+        f"{show_percent(share * FULL_GAIN)} shorter"
+    )
+
+
+def noticeable(binding: tuple[Binding, ...]) -> tuple[Binding, ...]:
+    """Returns what is worth telling of `binding_constraint`: shares of 1 % and more."""
+    return tuple(b for b in binding if b.share >= _WORTH_TELLING) or binding[:1]
+
+
+def legend(labels: Iterable[str]) -> str:
+    """Returns in one line what the parts of some plans' short names stand for."""
+    used = {
+        re.sub(r"\d.*", "", part) if part not in _PARTS else part
+        for label in labels
+        for part in label.split()
+    }
+    return "; ".join(f"{part} = {words}" for part, words in _PARTS.items() if part in used)
+
+
 def _bubble(metrics: StepMetrics) -> Binding:
     share = metrics.time_s.get("idle", 0.0) / metrics.step_time_s
     return Binding(
         kind="bubble",
         share=round(share, 6),
-        text=f"{100 * share:.0f} % of the step is pipeline bubble and waiting",
+        text=f"{show_percent(share)} of the step is pipeline bubble and waiting",
     )
 
 
@@ -124,7 +171,7 @@ def _memory(result: SearchResult, best: RankedPlan, objective: Objective) -> Bin
         kind="memory",
         share=round(gain, 6),
         text=(
-            f"{first.plan.label()} would be {100 * gain:.0f} % "
+            f"{first.plan.label()} would be {show_percent(gain)} "
             f"{'faster' if objective == 'time' else 'cheaper'} but lacks {lacks} "
             f"on stage {first.stage} (largest class of the best plan: {largest_class(metrics)})"
         ),

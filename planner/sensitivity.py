@@ -13,6 +13,8 @@ from flopwright.spec.cluster import ClusterSpec, LinkSpec
 from flopwright.spec.scenario import Scenario
 
 STEP: Final = 1.1
+# What a step that scales with a resource as a whole gains from STEP.
+FULL_GAIN: Final = 1 - 1 / STEP
 Change = Callable[[ClusterSpec, Calibration], tuple[ClusterSpec, Calibration]]
 
 
@@ -26,13 +28,12 @@ def sensitivities(
     """
     one = Candidates.from_plans((plan,))
     base = float(evaluate(scenario, one, calibration).step_time_s[0])
-    full_gain = 1 - 1 / STEP
     out = {}
     for name, change in _changes(scenario.cluster).items():
         cluster, better = change(scenario.cluster, calibration)
         changed = scenario.model_copy(update={"cluster": cluster})
         faster = float(evaluate(changed, one, better).step_time_s[0])
-        out[name] = (1 - faster / base) / full_gain
+        out[name] = (1 - faster / base) / FULL_GAIN
     return out
 
 

@@ -7,14 +7,26 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flopwright.planner.explain import Binding, largest_class, verdict_text, why_it_loses
+from flopwright.planner.explain import (
+    Binding,
+    largest_class,
+    legend,
+    noticeable,
+    verdict_text,
+    why_it_loses,
+)
 from flopwright.planner.result import RankedPlan, SearchResult
 from flopwright.planner.whole_run import WholeRun
 from flopwright.report.metrics import MEMORY_CLASSES, TIME_CLASSES
 from flopwright.spec.scenario import Scenario
-from flopwright.units import GIB, show_bytes, show_count, show_seconds
+from flopwright.units import GIB, plural, show_bytes, show_count, show_seconds
 
 MAX_STAGES_SHOWN = 64
+# Below so many columns the widest tables leave something out, or stand without lines.
+NARROW = 110
+_ONLY_WIDE = frozenset({"tokens/s/GPU", "free (%)", "why it loses"})
+# A share of the step that would read 0.0 %.
+_LEAST_SHARE = 0.0005
 
 
 def as_data(
@@ -51,29 +63,61 @@ def show(
     console.print(f"[bold {colour}]{verdict_text(result, scenario)}[/]", highlight=False)
     if chosen is None or run is None:
         console.print(_infeasible_table(result, "Nearest plans"))
+        _print_plan_parts(console, result)
+        _print_what_would_help(console, result, scenario)
         return
-    console.print(_ranked_table(result, scenario))
+    narrow = console.width < NARROW
+    console.print(_ranked_table(result, scenario, narrow=narrow))
+    if narrow:
+        _print_why(console, result, scenario)
+    _print_plan_parts(console, result)
     if result.infeasible:
-        console.print(
-            _infeasible_table(
-                result,
-                f"{'Faster' if scenario.objective == 'time' else 'Cheaper'}, but they do not fit",
-            )
-        )
-    console.print(_memory_table(chosen, scenario.model.num_layers))
+        console.print(_infeasible_table(result, _better_title(result, scenario)))
+    console.print(_memory_table(chosen, scenario.model.num_layers, narrow=narrow))
     _print_time(console, chosen)
     _print_run(console, run, chosen)
-    console.print(f"[bold]What binds it[/] {binding[0].kind}", highlight=False)
-    for b in binding[:5]:
+    told = noticeable(binding)
+    console.print(f"[bold]What binds it:[/] {told[0].kind}", highlight=False)
+    for b in told[:5]:
         console.print(f"  {b.kind}: {b.text}", highlight=False, soft_wrap=True)
     prediction = chosen.prediction
     console.print(
-        f"[bold]Provenance[/] {prediction.provenance}, "
+        f"[bold]Provenance:[/] {prediction.provenance}, "
         f"calibration {prediction.calibration_id or 'none'}",
         highlight=False,
     )
     for text in (*prediction.assumptions, *run.assumptions):
         console.print(f"  assumed: {text}", highlight=False, soft_wrap=True)
+
+
+def _print_plan_parts(console: Console, result: SearchResult) -> None:
+    labels = [p.plan.label() for p in result.ranked]
+    text = legend([*labels, *(p.plan.label() for p in result.infeasible)])
+    console.print(f"[bold]In a plan:[/] {text}", highlight=False, soft_wrap=True)
+
+
+def _print_what_would_help(console: Console, result: SearchResult, scenario: Scenario) -> None:
+    """Says how much memory the nearest plan would need; that is the least of what is listed."""
+    lacking = [p for p in result.infeasible if p.missing_bytes]
+    if not lacking:
+        return
+    nearest = min(lacking, key=lambda p: p.peak_memory_bytes)
+    console.print(
+        f"[bold]What would help:[/] GPUs with {show_bytes(nearest.peak_memory_bytes)} of memory "
+        f"would hold {nearest.plan.label()} (these have "
+        f"{show_bytes(scenario.cluster.node.gpu.hbm_bytes)})",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _better_title(result: SearchResult, scenario: Scenario) -> str:
+    best = result.ranked[0]
+    taken = show_seconds(best.prediction.metrics.step_time_s)
+    if scenario.objective == "time":
+        return f"Faster, but they do not fit (the best plan that fits takes {taken} a step)"
+    gpus = plural(best.plan.world_size, "GPU")
+    return f"Cheaper, but they do not fit (the best plan that fits takes {taken} on {gpus})"
 
 
 def _columns(table: Table, names: tuple[str, ...]) -> Table:
@@ -88,7 +132,7 @@ def _unit(nbytes: float) -> tuple[str, int]:
     return ("GiB", GIB) if nbytes >= GIB else ("MiB", 2**20)
 
 
-def _ranked_table(result: SearchResult, scenario: Scenario) -> Table:
+def _ranked_table(result: SearchResult, scenario: Scenario, *, narrow: bool) -> Table:
     best = result.ranked[0]
     unit, scale = _unit(best.prediction.metrics.peak_memory_bytes)
     names = (
@@ -102,10 +146,11 @@ def _ranked_table(result: SearchResult, scenario: Scenario) -> Table:
         "free (%)",
         "why it loses",
     )
-    table = _columns(Table(title="Best plans, one a layout", title_justify="left"), names)
+    shown = [n for n in names if not narrow or n not in _ONLY_WIDE]
+    table = _columns(Table(title="Best plans, one a layout", title_justify="left"), tuple(shown))
     for plan in result.ranked:
         m, interval = plan.prediction.metrics, plan.prediction.step_time_interval
-        table.add_row(
+        cells = (
             str(plan.rank),
             plan.plan.label(),
             f"{m.step_time_s:.4g}",
@@ -116,32 +161,50 @@ def _ranked_table(result: SearchResult, scenario: Scenario) -> Table:
             f"{100 * plan.headroom:.1f}",
             "" if plan is best else why_it_loses(best, plan, scenario.objective),
         )
+        table.add_row(*(c for n, c in zip(names, cells, strict=True) if n in shown))
     return table
+
+
+def _print_why(console: Console, result: SearchResult, scenario: Scenario) -> None:
+    """Says why each plan loses, where the table has no room for it."""
+    best, *others = result.ranked
+    if others:
+        console.print("[bold]Why the others lose:[/]", highlight=False)
+    for plan in others:
+        text = why_it_loses(best, plan, scenario.objective)
+        console.print(f"  {plan.rank}  {text}", highlight=False, soft_wrap=True)
 
 
 def _infeasible_table(result: SearchResult, title: str) -> Table:
-    names = ("plan", "step (s)", "peak (GiB)", "what is missing", "nearest fix")
+    shown = result.infeasible[:3] if result.ranked else result.infeasible
+    unit, scale = _unit(max((p.peak_memory_bytes for p in shown), default=0))
+    names: tuple[str, ...] = ("plan", "step (s)", f"peak ({unit})", "what is missing")
+    # Where nothing fits, no change within the search fits either.
+    if any(p.violations[0].nearest_fix for p in shown):
+        names += ("nearest fix",)
     table = _columns(Table(title=title, title_justify="left"), names)
-    for plan in result.infeasible[:3] if result.ranked else result.infeasible:
+    for plan in shown:
         violation = plan.violations[0]
-        table.add_row(
+        cells = (
             plan.plan.label(),
             f"{plan.step_time_s:.4g}",
-            f"{plan.peak_memory_bytes / GIB:.1f}",
+            f"{plan.peak_memory_bytes / scale:,.1f}",
             violation.rule,
             violation.nearest_fix,
         )
+        table.add_row(*cells[: len(names)])
     return table
 
 
-def _memory_table(chosen: RankedPlan, num_layers: int) -> Table:
+def _memory_table(chosen: RankedPlan, num_layers: int, *, narrow: bool) -> Table:
     stages = chosen.prediction.metrics.memory_bytes
     classes = [c for c in MEMORY_CLASSES if any(m.get(c) for m in stages)]
     unit, scale = _unit(chosen.prediction.metrics.peak_memory_bytes)
     title = f"Memory of plan {chosen.rank} by pipeline stage ({unit})"
-    table = _columns(
-        Table(title=title, title_justify="left"), ("stage", *classes, "peak", "layers")
-    )
+    names = ("#" if narrow else "stage", *(c.replace("_", " ") for c in classes), "peak", "layers")
+    table = _columns(Table(title=title, title_justify="left"), names)
+    if narrow:
+        table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False
     chunks = chosen.plan.chunk_layers(num_layers)
     for stage, memory in enumerate(stages[:MAX_STAGES_SHOWN]):
         held = "+".join(str(len(c)) for c in chunks[stage :: chosen.plan.pp])
@@ -155,9 +218,9 @@ def _print_time(console: Console, chosen: RankedPlan) -> None:
     parts = [
         f"{name} {100 * metrics.time_s[name] / metrics.step_time_s:.1f} %"
         for name in TIME_CLASSES
-        if metrics.time_s.get(name, 0) > 0
+        if metrics.time_s.get(name, 0) >= _LEAST_SHARE * metrics.step_time_s
     ]
-    console.print(f"[bold]Time[/] {', '.join(parts)}", highlight=False, soft_wrap=True)
+    console.print(f"[bold]Time:[/] {', '.join(parts)}", highlight=False, soft_wrap=True)
     console.print(f"  largest memory class: {largest_class(metrics)}", highlight=False)
 
 
@@ -172,10 +235,10 @@ def _print_run(console: Console, run: WholeRun, chosen: RankedPlan) -> None:
         else f"{show_seconds(run.days * 86400)}"
     )
     console.print(
-        f"[bold]To the token budget[/] {show_count(run.tokens)} tokens, {run.steps:,} steps, "
-        f"{days}, {hours} GPU-hours, {money}{energy}",
+        f"[bold]To the token budget:[/] {show_count(run.tokens)} tokens, "
+        f"{plural(run.steps, 'step')}, {days}, {hours} GPU-hours, {money}{energy}",
         highlight=False,
         soft_wrap=True,
     )
     peak = show_bytes(chosen.prediction.metrics.peak_memory_bytes)
-    console.print(f"  on {run.gpus:,} GPUs, peak {peak} each", highlight=False)
+    console.print(f"  on {plural(run.gpus, 'GPU')}, peak {peak} each", highlight=False)

@@ -86,9 +86,8 @@ def _run(
     fixed: dict[str, int | str | bool],
     as_json: bool,
 ) -> None:
-    from rich.console import Console
-
     from flopwright.cli import _plan_view as view
+    from flopwright.cli._console import console_of
     from flopwright.planner.explain import binding_constraint
     from flopwright.planner.whole_run import whole_run
     from flopwright.simulator.calibration.files import default_calibration, load_calibration
@@ -112,8 +111,7 @@ def _run(
         data = view.as_data(result, scenario, chosen, run, binding, written)
         typer.echo(json.dumps(data))
     else:
-        console = Console(width=None if Console().is_terminal else 140)
-        view.show(console, result, scenario, chosen, run, binding)
+        view.show(console_of(140), result, scenario, chosen, run, binding)
         _go_on(name, out, fixed, fits=chosen is not None)
     if chosen is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
