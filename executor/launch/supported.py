@@ -16,17 +16,26 @@ _Rule = tuple[str, bool, str, str]  # field, whether it is asked for, its value,
 
 def unsupported(plan: PlanFile) -> list[Violation]:
     """Returns what the plan asks for that this executor does not run."""
+    return [
+        Violation(field=field, value=value, rule="this executor does not run it", nearest_fix=fix)
+        for field, asked_for, value, fix in _rules(plan)
+        if asked_for
+    ]
+
+
+def refused_fields(plan: PlanFile) -> frozenset[str]:
+    """Returns the fields of which this executor refuses some value, whatever the plan's are."""
+    return frozenset(field for field, *_ in _rules(plan))
+
+
+def _rules(plan: PlanFile) -> Iterable[_Rule]:
     rules = [*_plan_rules(plan.parallel), *_workload_rules(plan.scenario.workload)]
     tied = plan.scenario.model.tied_embeddings and plan.parallel.pp > 1
     rules.append(("parallel.pp", tied, f"{plan.parallel.pp}, with tied embeddings", "use 1"))
     zero_fp64 = plan.parallel.zero_stage > 0 and plan.scenario.workload.precision.weights == "fp64"
     fix = "use 0, or fp32: DeepSpeed keeps its part in fp32"
     rules.append(("parallel.zero_stage", zero_fp64, f"{plan.parallel.zero_stage}, in fp64", fix))
-    return [
-        Violation(field=field, value=value, rule="this executor does not run it", nearest_fix=fix)
-        for field, asked_for, value, fix in rules
-        if asked_for
-    ]
+    return rules
 
 
 def _plan_rules(plan: ParallelPlan) -> Iterable[_Rule]:

@@ -1,0 +1,118 @@
+"""docs/executor.md says what is run and refused: its tables against the rules, value by value."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from flopwright.executor.launch.supported import refused_fields, unsupported
+from flopwright.plan.file import PlanFile
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.spec.cluster import Dtype
+from flopwright.spec.load import load_scenario, make_plan_file
+from flopwright.spec.workload import Optimizer, Precision
+
+DOC = Path(__file__).parents[4] / "docs" / "executor.md"
+Cell = tuple[str, ...]
+
+
+def rows(first_header: str) -> tuple[list[str], list[list[Cell]]]:
+    """Returns a table's header and, for each cell of its rows, the words in backticks."""
+    lines = DOC.read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_header} |"))
+    table = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        cells = line.strip("|").split("|")
+        table.append([tuple(re.findall(r"`([^`]+)`", cell)) for cell in cells])
+    return [h.strip() for h in lines[start].strip("|").split("|")], table
+
+
+@pytest.fixture(scope="module")
+def plan() -> PlanFile:
+    return make_plan_file(load_scenario("kimi_k2_mini_2cpu_fp32"), ParallelPlan(), "p")
+
+
+def with_value(plan: PlanFile, field: str, value: str) -> PlanFile:
+    room, _, name = field.partition(".")
+    if room == "parallel":
+        typed: Any = int(value) if value.isdecimal() else value
+        typed = {"true": True, "false": False}.get(value, typed)
+        parallel = plan.parallel.model_copy(update={name: typed})
+        return plan.model_copy(update={"parallel": parallel})
+    assert field == "workload.optimizer.kind"
+    optimizer = plan.scenario.workload.optimizer.model_copy(update={"kind": value})
+    return with_workload(plan, optimizer=optimizer)
+
+
+def with_workload(plan: PlanFile, **update: Any) -> PlanFile:
+    workload = plan.scenario.workload.model_copy(update=update)
+    scenario = plan.scenario.model_copy(update={"workload": workload})
+    return plan.model_copy(update={"scenario": scenario})
+
+
+def test_every_value_in_the_table_is_run_or_refused_as_it_says(plan: PlanFile) -> None:
+    _, table = rows("field")
+    assert not unsupported(plan)
+    for (field,), runs, refuses, _ in table:
+        for value in runs:
+            assert not unsupported(with_value(plan, field, value)), (field, value)
+        for value in refuses:
+            found = unsupported(with_value(plan, field, value))
+            assert field in {v.field for v in found}, (field, value)
+
+
+def test_the_table_names_every_value_that_there_is() -> None:
+    _, table = rows("field")
+    for (field,), runs, refuses, _ in table:
+        name = field.rpartition(".")[2]
+        owner = ParallelPlan if field.startswith("parallel.") else Optimizer
+        known = get_args(owner.model_fields[name].annotation)
+        if known and isinstance(known[0], str):
+            assert {*runs, *refuses} == set(known), field
+        elif known and name == "zero_stage":
+            assert {*map(int, (*runs, *refuses))} == set(known), field
+
+
+def test_no_field_with_a_rule_is_left_out(plan: PlanFile) -> None:
+    header, _ = rows("weights")
+    precision = {f"workload.precision.{name}" for name in header}
+    fields = {field for (field,), *_ in rows("field")[1]}
+    assert fields | precision == refused_fields(plan) | {"workload.precision.compute"}
+
+
+def test_exactly_the_listed_formats_run(plan: PlanFile) -> None:
+    header, table = rows("weights")
+    listed = {tuple(value for (value,) in row) for row in table}
+    dtypes = get_args(Dtype)
+    assert set(header) == set(Precision.model_fields)
+    runs = set()
+    for values in product(
+        *[(*dtypes, "none") if h == "master_weights" else dtypes for h in header]
+    ):
+        precision = Precision(**dict(zip(header, values, strict=True)))
+        if not unsupported(with_workload(plan, precision=precision)):
+            runs.add(values)
+    assert runs == listed
+
+
+def test_the_exceptions_in_words_hold(plan: PlanFile) -> None:
+    fp64 = Precision(
+        **dict.fromkeys(("weights", "compute", "gradients", "optimizer_state"), "fp64"),
+        master_weights="none",
+    )
+    zero = with_value(plan, "parallel.zero_stage", "1")
+    assert [v.field for v in unsupported(with_workload(zero, precision=fp64))] == [
+        "parallel.zero_stage"
+    ]
+    none = with_value(zero, "parallel.data_parallel", "none")
+    assert [v.field for v in unsupported(none)] == ["parallel.data_parallel"]
+    tied = plan.scenario.model.model_copy(update={"tied_embeddings": True})
+    scenario = plan.scenario.model_copy(update={"model": tied})
+    stages = with_value(plan.model_copy(update={"scenario": scenario}), "parallel.pp", "2")
+    assert [v.field for v in unsupported(stages)] == ["parallel.pp"]
