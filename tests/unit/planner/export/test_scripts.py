@@ -49,8 +49,14 @@ def bash_run(script: str, folder: Path, *args: str, **env: str) -> str:
 
 
 @pytest.mark.parametrize("axes", [{"dp_shard": 4}, {"dp_shard": 128, "pp": 16}])
-def test_torchrun_takes_the_arguments(axes: dict[str, int], make: Callable[..., PlanFile]) -> None:
+def test_torchrun_takes_the_arguments(
+    axes: dict[str, int],
+    make: Callable[..., PlanFile],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = pytest.importorskip("torch.distributed.run")
+    monkeypatch.chdir(tmp_path)  # torchrun's parser makes the folder of the logs
     plan = make(**axes)
     arguments = [*torchrun_arguments(plan, endpoint="host0:29500"), *program_arguments()]
     parsed = run.get_args_parser().parse_args(arguments)
