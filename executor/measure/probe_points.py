@@ -123,7 +123,9 @@ def _key(case: ProbeCase) -> tuple[object, ...]:
 
 def _distinct_layers(spec: ModelSpec) -> list[int]:
     """Returns the embedding, one layer of each kind, and the head."""
-    kinds = {spec.is_moe_layer(i): i for i in reversed(range(spec.num_layers))}
+    kinds = {
+        (spec.is_moe_layer(i), spec.sliding_window(i)): i for i in reversed(range(spec.num_layers))
+    }
     return [-1, *sorted(kinds.values()), spec.num_layers]
 
 

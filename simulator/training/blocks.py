@@ -21,7 +21,7 @@ from flopwright.simulator.collectives.topology import GroupShape, group_shape
 from flopwright.simulator.memory.parameters import ParamCounts, param_counts
 from flopwright.simulator.operators.times import op_seconds
 from flopwright.simulator.training.candidates import RECOMPUTES, Candidates, distinct
-from flopwright.simulator.training.layers import DENSE, MOE, representatives
+from flopwright.simulator.training.layers import is_transformer_layer, representatives
 from flopwright.simulator.training.optimizer import muon_seconds
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
@@ -229,7 +229,7 @@ def _table(
     muon_s: tuple[Array, Array],
 ) -> BlockTable:
     """Lays the policies out: none, selective, full (only transformer layers are recomputed)."""
-    layer = kind in {DENSE, MOE}
+    layer = is_transformer_layer(kind)
     zero = np.zeros_like(times.forward)
     again = {"none": zero, "selective": times.selective, "full": times.full}
     backward = {

@@ -15,6 +15,7 @@ EMBEDDING: Final = "embedding"
 DENSE: Final = "dense"
 MOE: Final = "moe"
 HEAD: Final = "head"
+_WINDOWED: Final = "_window"  # the same layer, attending within a sliding window
 
 
 def representatives(spec: ModelSpec) -> dict[str, int]:
@@ -32,7 +33,13 @@ def kind_of(spec: ModelSpec, layer: int) -> str:
         return EMBEDDING
     if layer == spec.num_layers:
         return HEAD
-    return MOE if spec.is_moe_layer(layer) else DENSE
+    kind = MOE if spec.is_moe_layer(layer) else DENSE
+    return kind if spec.sliding_window(layer) is None else kind + _WINDOWED
+
+
+def is_transformer_layer(kind: str) -> bool:
+    """Returns whether it is neither the embedding nor the head."""
+    return kind not in {EMBEDDING, HEAD}
 
 
 def chunk_kinds(
