@@ -72,6 +72,19 @@ def chosen_measurements(
     return found
 
 
+def warn_of_broken_calibrations() -> None:
+    """Names on stderr the own calibrations that cannot be read, which are then passed over."""
+    import typer
+
+    from flopwright.simulator.calibration.files import own_folder, read_calibration
+
+    for path in sorted(own_folder().glob("*.yaml")):
+        try:
+            read_calibration(path)
+        except InputError as error:
+            typer.echo(f"warning: a calibration is passed over: {error.violations[0]}", err=True)
+
+
 def base_for(measurements: Sequence[Measurement], name: str | None) -> Calibration:
     """Returns the curves to start from: named, else the stack's newest probe, else the prior."""
     from flopwright.simulator.calibration.files import load_calibration, own_calibrations
@@ -79,6 +92,7 @@ def base_for(measurements: Sequence[Measurement], name: str | None) -> Calibrati
 
     if name is not None:
         return load_calibration(name)
+    warn_of_broken_calibrations()
     stack = measurements[0].fingerprint.stack_id()
     probes = (c for c in own_calibrations() if c.stack_id == stack and not c.measurements)
     return next(probes, None) or prior_of(measurements[0])

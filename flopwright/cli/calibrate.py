@@ -35,7 +35,7 @@ def calibrate(
 ) -> None:
     """Learn from measured runs how much slower each part of a step is than the curves say.
 
-    Example: flopwright calibrate --exclude ep2-zero1 --out calibration.yaml
+    Example: flopwright calibrate --out calibration.yaml
     """
     from flopwright.cli._store_query import base_for, chosen_measurements
     from flopwright.report.compare import compare

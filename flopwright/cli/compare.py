@@ -30,6 +30,10 @@ def compare(
     plan: Annotated[
         str | None, typer.Option("--plan", help="Only the runs of this plan name.")
     ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", help="Plan to leave out; may be repeated."),
+    ] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Write a picture here.")] = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a page here; it needs no network.")
@@ -47,18 +51,23 @@ def compare(
     from rich.console import Console
 
     from flopwright.cli._compare_view import show
-    from flopwright.cli._store_query import chosen_measurements
+    from flopwright.cli._store_query import chosen_measurements, warn_of_broken_calibrations
+    from flopwright.cli._targets import check_file
     from flopwright.report.compare_report import make_report
     from flopwright.simulator.calibration.files import load_calibration, write_atomically
 
-    measurements = chosen_measurements(store, plan=plan)
+    check_file("--png", png, ".png", "the picture is a PNG")
+    check_file("--html", html, ".html", "the page is HTML")
+    measurements = chosen_measurements(store, plan=plan, exclude=exclude or ())
+    if calibration is None:
+        warn_of_broken_calibrations()
     after = load_calibration(calibration) if calibration else _newest(measurements)
     mine, others = _of_stack(measurements, after)
     first = load_calibration(before) if before else None
     report = make_report(_compared(mine, first, after))
     picture, page = _drawings(report, png, html)
     if png is not None:
-        _write_bytes(png, picture)
+        write_atomically(png, picture)
     if html is not None:
         write_atomically(html, page)
     if as_json:
@@ -123,18 +132,3 @@ def _drawings(report: object, png: Path | None, html: Path | None) -> tuple[byte
         comparison_png(report) if png is not None else b"",
         comparison_html(report) if html is not None else "",
     )
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    from flopwright.errors import InputError, Violation
-
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(
-            Violation(file=str(path), rule=f"cannot write the file: {error.strerror}")
-        ) from error

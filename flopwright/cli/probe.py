@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flopwright.spec.scenario import Scenario
 
 _DEFAULT_SCENARIO = "kimi_k2_mini_2cpu_fp32"
+_FILES = {"probe": "probe.json", "cluster": "cluster.yaml", "calibration": "calibration.yaml"}
 
 
 def probe(
@@ -44,12 +45,15 @@ def probe(
     from flopwright.errors import InputError, Violation
     from flopwright.executor.launch.machine import find_machine
     from flopwright.executor.measure.probe_request import ProbeRequest, run_probe_ranks
+    from flopwright.planner.export.folder import check_folder, write_folder
     from flopwright.simulator.calibration.cluster_file import cluster_from_probe, link_name
-    from flopwright.simulator.calibration.files import save_calibration, write_atomically
+    from flopwright.simulator.calibration.files import save_calibration
     from flopwright.simulator.calibration.fit_probe import fit_probe
     from flopwright.spec.load import dump_yaml, load_scenario
 
     wanted = load_scenario(scenario)
+    files = {name: out / f for name, f in _FILES.items()}
+    check_folder(out.resolve(), _FILES.values(), force=True)
     if importlib.util.find_spec("torch") is None:
         raise InputError(
             Violation(
@@ -82,14 +86,13 @@ def probe(
     with tempfile.TemporaryDirectory(prefix="flopwright-probe-") as folder:
         report = run_probe_ranks(request, ranks, Path(folder), tell)
     cluster, calibration = cluster_from_probe(report), fit_probe(report, link_name(report))
-    files = {
-        "probe": out / "probe.json",
-        "cluster": out / "cluster.yaml",
-        "calibration": out / "calibration.yaml",
+    contents = {
+        "probe": report.model_dump_json(exclude_none=True, indent=1),
+        "cluster": dump_yaml(cluster, header="Written by flopwright probe."),
+        "calibration": dump_yaml(calibration, header=calibration.source),
     }
-    write_atomically(files["probe"], report.model_dump_json(exclude_none=True, indent=1))
-    write_atomically(files["cluster"], dump_yaml(cluster, header="Written by flopwright probe."))
-    save_calibration(calibration, files["calibration"])
+    written = {_FILES[name]: text.encode() for name, text in contents.items()}
+    write_folder(out.resolve(), written, force=True)
     save_calibration(calibration)  # by its id, so that other verbs find it
     if as_json:
         data = {

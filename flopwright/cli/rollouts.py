@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ def rollouts(
         typer.Option(help="With --sweep: bound on the mean policy versions behind.", min=0),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Rounds kept, after the warm-up.", min=1)
+        int | None, typer.Option(help="Rounds kept, after the warm-up.", min=1, max=10_000)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the lengths.", min=0)] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture here.")] = None,
@@ -42,12 +43,17 @@ def rollouts(
 
     Example: flopwright rollouts small_exponential_1gpu --sweep --png rounds.png
     """
+    from flopwright.cli._targets import check_file
     from flopwright.simulator.rollouts.rounds import simulate
     from flopwright.simulator.rollouts.sweep import sweep_lambda
     from flopwright.spec.rollout import load_rollout_scenario, with_stop_fraction
 
-    if png is not None:
-        _check_target(png)
+    check_file("--png", png, ".png", "the picture is a PNG")
+    if png is not None and not png.parent.is_dir():
+        rule = f"no such folder: {png.parent}"
+        raise InputError(Violation(field="--png", value=str(png), rule=rule))
+    if max_staleness is not None and not (sweep and max_staleness < math.inf):
+        raise InputError(_staleness_rule(max_staleness, sweep=sweep))
     spec = load_rollout_scenario(scenario)
     if stop_fraction is not None:
         spec = with_stop_fraction(spec, stop_fraction)
@@ -103,17 +109,9 @@ def _progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None] | N
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _check_target(path: Path) -> None:
-    if path.suffix != ".png":
-        raise InputError(
-            Violation(
-                field="--png",
-                value=str(path),
-                rule="the picture is a PNG",
-                nearest_fix=f"write {path.with_suffix('.png')}",
-            )
-        )
-    if not path.parent.is_dir():
-        raise InputError(
-            Violation(field="--png", value=str(path), rule=f"no such folder: {path.parent}")
-        )
+def _staleness_rule(value: float, *, sweep: bool) -> Violation:
+    if sweep:
+        rule, fix = "must be a finite number", "leave it out for no bound"
+    else:
+        rule, fix = "bounds the lambdas of a sweep, and none was asked for", "add --sweep"
+    return Violation(field="--max-staleness", value=f"{value:g}", rule=rule, nearest_fix=fix)

@@ -19,10 +19,9 @@ def write_folder(
     `force`) gets each file by a rename; what else it holds, such as a run's results, stays.
 
     Raises:
-        InputError: `to` is a file or a link, holds something (without `force`), or cannot
-            be written.
+        InputError: see `check_folder`; or the files cannot be written.
     """
-    _refuse(to, force=force)
+    check_folder(to, files, force=force)
     exists = to.is_dir()
     home = to if exists else to.parent
     staged: Path | None = None
@@ -47,17 +46,47 @@ def write_folder(
             shutil.rmtree(staged, ignore_errors=True)
 
 
-def _refuse(to: Path, *, force: bool) -> None:
+def check_folder(to: Path, names: Collection[str], *, force: bool = False) -> None:
+    """Refuses a folder that `names` cannot be written into, before work is done for them.
+
+    Raises:
+        InputError: `to` is a file or a link, holds something (without `force`), holds a
+            folder where a file is to stand, or nothing can be written there.
+    """
+    check_place(to)
+    found: Violation | None = None
     if to.is_symlink():
-        raise InputError(Violation(file=str(to), rule="is a link", nearest_fix="name the folder"))
-    if to.exists() and not to.is_dir():
+        found = Violation(file=str(to), rule="is a link", nearest_fix="name the folder")
+    elif to.exists() and not to.is_dir():
         rule = "exists and is not a folder"
-        raise InputError(Violation(file=str(to), rule=rule, nearest_fix="name another folder"))
-    if to.is_dir() and not force and any(to.iterdir()):
-        raise InputError(
-            Violation(
-                file=str(to),
-                rule="the folder is not empty",
-                nearest_fix="name another folder, or write over the bundle in it with --force",
-            )
+        found = Violation(file=str(to), rule=rule, nearest_fix="name another folder")
+    elif to.is_dir() and not force and any(to.iterdir()):
+        found = Violation(
+            file=str(to),
+            rule="the folder is not empty",
+            nearest_fix="name another folder, or write over the bundle in it with --force",
         )
+    if found is not None:
+        raise InputError(found)
+    folders = [to / name for name in names if (to / name).is_dir()]
+    if folders:
+        fix = "move it away, or name another folder"
+        rule = "is a folder, and a file of this name is to be written"
+        raise InputError([Violation(file=str(p), rule=rule, nearest_fix=fix) for p in folders])
+
+
+def check_place(path: Path) -> None:
+    """Refuses a path where nothing can be written; asked before work is done for it.
+
+    Raises:
+        InputError: the nearest folder above it that exists takes no file.
+    """
+    try:
+        start = path.absolute().parent if path.is_file() else path.absolute()
+        home = next(p for p in (start, *start.parents) if p.exists())
+        # Permissions alone do not tell: a file system may be read-only or full.
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        rule = f"cannot be written: {error.strerror}"
+        raise InputError(Violation(file=str(path), rule=rule)) from error

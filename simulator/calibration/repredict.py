@@ -28,7 +28,8 @@ def plan_of(measurement: Measurement) -> PlanFile:
             Violation(
                 field=f"measurements.{measurement.id}.plan.{'.'.join(map(str, first['loc']))}",
                 rule=f"the measured plan cannot be read: {first['msg']}",
-                nearest_fix="leave the run out with --exclude, or run its plan again",
+                nearest_fix=f"leave it out with --exclude {measurement.plan_name}, "
+                "or run its plan again",
             )
         ) from error
 

@@ -155,6 +155,32 @@ def test_without_a_calibration_the_prior_is_compared(
     assert all(r.after.provenance == "analytic" for r in report.runs)
 
 
+def test_a_stored_plan_that_cannot_be_read_can_be_left_out(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = measure("dp2").model_copy(update={"id": "b", "plan_name": "old", "plan": {"x": 1}})
+    open_store(store).add(broken)
+    code, _, err = run(capsys, "compare", "--store", store)
+    assert code == 2
+    assert "leave it out with --exclude old" in err
+    code, out, err = run(capsys, "compare", "--store", store, "--exclude", "old", "--json")
+    assert code == 0, err
+    names = {r.plan_name for r in ComparisonReport.model_validate(json.loads(out)).runs}
+    assert names == set(PLANS)
+
+
+def test_a_broken_own_calibration_is_named(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "home" / "calibrations"
+    folder.mkdir(parents=True)
+    (folder / "cal-broken.yaml").write_text("id: [")
+    for verb in ("compare", "calibrate"):
+        code, _, err = run(capsys, verb, "--store", store)
+        assert code == 0
+        assert "cal-broken.yaml" in err, verb
+
+
 def test_wrong_input_ends_with_code_2_and_writes_nothing(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +188,7 @@ def test_wrong_input_ends_with_code_2_and_writes_nothing(
     out_file = tmp_path / "never.yaml"
     nowhere = str(tmp_path / "stor.sqlite")
     open_store(str(tmp_path / "empty.sqlite"))
+    (tmp_path / "home.png").mkdir()
     cases = (
         (("calibrate", "--store", store, "--exclude", "dp3"), "did you mean 'dp2'"),
         (("calibrate", "--store", store, "--base", "nothing"), "id of a calibration"),
@@ -172,6 +199,10 @@ def test_wrong_input_ends_with_code_2_and_writes_nothing(
         (("compare", "--store", str(tmp_path / "runs" / "x.sqlite")), "flopwright run PLAN"),
         (("compare", "--store", store, "--calibration", "missing.yaml"), "cannot read"),
         (("compare", "--store", store, "--plan", "pp3"), "did you mean 'pp2'"),
+        (("compare", "--store", store, "--exclude", "pp3"), "did you mean 'pp2'"),
+        (("compare", "--store", store, "--png", "x.jpg"), "is a PNG"),
+        (("compare", "--store", store, "--html", "x.pdf"), "is HTML"),
+        (("compare", "--store", store, "--png", str(tmp_path / "home.png")), "is a folder"),
     )
     for arguments, message in cases:
         extra = ("--out", str(out_file)) if arguments[0] == "calibrate" else ()

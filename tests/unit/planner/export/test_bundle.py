@@ -13,7 +13,7 @@ import pytest
 from flopwright.errors import InputError
 from flopwright.plan.file import PlanFile
 from flopwright.planner.export.bundle import EXECUTABLE, bundle
-from flopwright.planner.export.folder import write_folder
+from flopwright.planner.export.folder import check_folder, write_folder
 from flopwright.planner.export.readme import FILES
 from flopwright.report.check import CheckBounds
 from flopwright.report.metrics import Prediction
@@ -109,6 +109,24 @@ def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         write_folder(tmp_path / "new", {"a": b"1", "no/such/folder": b"2"})
     assert not list(tmp_path.iterdir())
+
+
+def test_no_file_is_replaced_where_a_folder_stands_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+    (tmp_path / "plan.yaml").mkdir()
+    with pytest.raises(InputError, match=r"plan\.yaml: is a folder"):
+        write_folder(tmp_path, {"a": b"1", "plan.yaml": b"2", "z": b"3"}, force=True)
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "plan.yaml"]
+
+
+def test_a_place_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for to in (tmp_path / "file" / "b", tmp_path / "file" / "b" / "c", tmp_path / ("x" * 300)):
+        with pytest.raises(InputError, match="cannot be written"):
+            check_folder(to, ["a"])
+    check_folder(tmp_path / "new" / "deep", ["a"])
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_or_link_is_no_folder(tmp_path: Path) -> None:

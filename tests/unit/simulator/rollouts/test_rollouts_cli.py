@@ -70,6 +70,11 @@ def test_lambda_overrides_the_file(capsys):
         ([SMALL, "--png", "picture.svg"], "is a PNG"),
         ([SMALL, "--png", "nowhere/picture.png"], "no such folder"),
         (["missing.yaml"], "cannot read"),
+        ([SMALL, "--png", f"{'x' * 300}.png"], "too long"),
+        ([SMALL, "--max-staleness", "1"], "add --sweep"),
+        ([SMALL, "--sweep", "--max-staleness", "inf"], "finite"),
+        ([SMALL, "--lambda", "1e-9"], "at least 0.01"),
+        ([SMALL, "--rounds", "1000000000"], "10000"),
     ],
 )
 def test_bad_input_ends_with_code_2_and_leaves_nothing(capsys, tmp_path, monkeypatch, args, words):
@@ -79,6 +84,27 @@ def test_bad_input_ends_with_code_2_and_leaves_nothing(capsys, tmp_path, monkeyp
     assert words in err
     assert not out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_the_simulation(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("flopwright.simulator.rollouts.rounds.simulate", None)
+    (tmp_path / "d.png").mkdir()
+    (tmp_path / "file").write_text("")
+    cases = {tmp_path / "d.png": "is a folder", tmp_path / "file" / "x.png": "Not a directory"}
+    for path, words in cases.items():
+        code, _, err = run(capsys, SMALL, "--png", str(path))
+        assert code == 2
+        assert words in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d.png", "file"]
+
+
+def test_a_loose_bound_on_staleness_does_not_ask_for_an_impossible_lambda(capsys):
+    args = (SMALL, "--rounds", "1", "--sweep", "--max-staleness", "100000", "--json")
+    code, out, _ = run(capsys, *args)
+    assert code == 0
+    assert json.loads(out)["sweep"]["points"][0]["lambda"] == 0.01
 
 
 def test_bad_input_as_json(capsys):
