@@ -10,6 +10,7 @@ from typing import Any
 import streamlit as st
 
 from flopwright.errors import InputError, Violation
+from flopwright.planner.explain import Binding, noticeable
 from flopwright.spec.load import scenario_from_text
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.yaml_lines import MAX_FILE_BYTES
@@ -37,6 +38,12 @@ def show_problems(error: InputError, title: str) -> None:
     filled = [key for key in rows[0] if any(row[key] for row in rows)]
     # a table, not a data frame: it wraps long lines
     st.table([{key: row[key] for key in filled} for row in rows], hide_index=True)
+
+
+def binding_text(binding: tuple[Binding, ...]) -> str:
+    """Returns in a line of Markdown what limits a plan, the strongest three."""
+    found = noticeable(binding)[:3]
+    return "What binds: " + "; ".join(f"**{b.kind}** ({b.text})" for b in found)
 
 
 def chosen(label: str, options: Sequence[str], key: str) -> str:

@@ -64,7 +64,7 @@ def compared(report: ComparisonReport) -> pd.DataFrame:
         }
         if run.before is not None:
             row["error before (%)"] = _percent(run.before.error("step_time_s"))
-            row["role"] = "held out" if run.held_out else "learnt from"
+            row["learnt from"] = "no" if run.held_out else "yes"
         rows.append(row)
     return pd.DataFrame(rows)
 

@@ -11,6 +11,7 @@ from flopwright.errors import InputError
 from flopwright.report.compare_report import ComparisonReport, ErrorSummary
 from flopwright.report.metrics import Measurement
 from flopwright.store import default_url, open_store, store_exists
+from flopwright.units import plural
 
 
 def page() -> None:
@@ -30,7 +31,7 @@ def page() -> None:
     if not measurements:
         _nothing_yet(store.url)
         return
-    st.caption(f"{_runs(len(measurements))} in {store.url}")
+    st.caption(f"{plural(len(measurements), 'run')} in {store.url}")
     _compared(measurements)
 
 
@@ -57,7 +58,9 @@ def _compared(measurements: list[Measurement]) -> None:
         return
     keep_in_url(calibration=name)
     if len(report.runs) < len(measurements):
-        st.caption(f"{_runs(len(report.runs))} of the stack that this calibration speaks of.")
+        st.caption(
+            f"{plural(len(report.runs), 'run')} of the stack that this calibration speaks of."
+        )
     store = ["--store", str(store_url())] if store_url() is not None else []
     command = ["flopwright", "compare", "--calibration", name, *store]
     _summary(report)
@@ -77,21 +80,17 @@ def _summary(report: ComparisonReport) -> None:
         shown = [
             ("median error before", report.before),
             ("median error after", report.after),
-            ("median error, held-out runs", report.held_out),
+            ("median error, runs not learnt from", report.held_out),
         ]
     columns = st.columns(len(shown) + 1)
     for column, (title, summary) in zip(columns, shown, strict=False):
         column.metric(title, "-" if summary is None else f"{summary.median_error:.1%}")
         if summary is not None:
             inside = f"{summary.inside_interval:.0%} inside the interval"
-            column.caption(f"{_runs(summary.runs)}, {inside}")
+            column.caption(f"{plural(summary.runs, 'run')}, {inside}")
     floor = report.noise_floor
     columns[-1].metric("noise floor", "not measured" if floor is None else f"{floor:.1%}")
     columns[-1].caption("one plan measured twice: smaller errors say nothing")
-
-
-def _runs(count: int) -> str:
-    return f"{count} run" if count == 1 else f"{count} runs"
 
 
 def _one_run(report: ComparisonReport, command: list[str]) -> None:

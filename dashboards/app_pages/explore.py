@@ -9,6 +9,7 @@ import streamlit as st
 
 from flopwright.dashboards import figures, tables
 from flopwright.dashboards.parts import (
+    binding_text,
     chart,
     chosen,
     keep_in_url,
@@ -16,14 +17,14 @@ from flopwright.dashboards.parts import (
     uploaded_scenario,
 )
 from flopwright.errors import InputError
-from flopwright.planner.explain import Binding, binding_constraint, verdict_text
+from flopwright.planner.explain import Binding, binding_constraint, legend, verdict_text
 from flopwright.planner.result import RankedPlan, SearchResult
 from flopwright.planner.search import search
 from flopwright.planner.whole_run import whole_run
 from flopwright.spec.base import Spec
 from flopwright.spec.load import SCENARIO_CATALOG, catalog_names, load_scenario
 from flopwright.spec.scenario import Scenario
-from flopwright.units import show_count, show_seconds
+from flopwright.units import plural, show_count, show_seconds
 
 _TOP = ("5", "10", "20")
 _HASH: dict[type[Spec], Callable[..., str]] = {
@@ -98,15 +99,14 @@ def _verdict(result: SearchResult, choice: Choice) -> None:
     columns[0].metric("step time", show_seconds(metrics.step_time_s))
     columns[0].caption(f"{show_seconds(interval.low)} to {show_seconds(interval.high)} at 80 %")
     columns[1].metric("tokens/s", show_count(metrics.tokens_per_s))
-    columns[1].caption(f"{metrics.tokens_per_s_per_gpu:,.4g} a GPU")
+    columns[1].caption(f"{show_count(metrics.tokens_per_s_per_gpu)} a GPU")
     columns[2].metric("MFU", f"{metrics.mfu:.1%}")
     columns[2].caption(f"provenance: {best.prediction.provenance}")
     columns[3].metric("whole run", show_seconds(86400 * whole.days))
     columns[3].caption(f"{show_count(whole.gpu_hours)} GPU-hours")
     columns[4].metric("money", "-" if whole.usd is None else f"{show_count(whole.usd)} USD")
-    columns[4].caption(f"{whole.steps:,} steps")
-    binding = _BINDING(result, choice.scenario)
-    st.markdown("What binds: " + "; ".join(f"**{b.kind}** ({b.text})" for b in binding[:3]))
+    columns[4].caption(plural(whole.steps, "step"))
+    st.markdown(binding_text(_BINDING(result, choice.scenario)))
 
 
 def _nothing_fits(result: SearchResult, scenario: Scenario, command: list[str]) -> None:
@@ -121,6 +121,7 @@ def _plans(result: SearchResult, choice: Choice, command: list[str]) -> None:
     """Shows the ranked plans, one of them in detail, and the trade-offs."""
     st.subheader("Best plans")
     st.dataframe(tables.ranked(result), hide_index=True, width="stretch")
+    st.caption(legend(r.plan.label() for r in result.ranked))
     predictions = {f"{r.rank}. {r.plan.label()}": r.prediction for r in result.ranked}
     st.subheader("Where the step's time goes")
     chart(figures.step_time_figure(predictions), alt="step time by class", command=command)
@@ -128,15 +129,14 @@ def _plans(result: SearchResult, choice: Choice, command: list[str]) -> None:
     left, right = st.columns(2)
     with left:
         st.subheader("Memory by pipeline stage")
-        ranked = _one_of(result)
-        figure = figures.memory_figure(ranked.prediction.metrics, capacity_bytes)
+        figure = figures.memory_figure(_one_of(result).prediction.metrics, capacity_bytes)
         chart(figure, alt="memory by stage", command=command)
     with right:
         st.subheader("Time against memory")
         st.caption("Each point is a legal plan; hover for its split.")
         chart(figures.pareto_figure(result, capacity_bytes), alt="trade-offs", command=command)
     if result.infeasible:
-        with st.expander(f"{len(result.infeasible)} plans that lack memory, and why"):
+        with st.expander(f"Plans that lack memory ({len(result.infeasible)}), and why"):
             st.dataframe(tables.infeasible(result), hide_index=True, width="stretch")
     with st.expander("Assumptions"):
         st.markdown("\n".join(f"- {a}" for a in result.ranked[0].prediction.assumptions))

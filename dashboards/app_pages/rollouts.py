@@ -12,6 +12,7 @@ from flopwright.errors import InputError
 from flopwright.simulator.rollouts.report import RoundReport
 from flopwright.simulator.rollouts.rounds import simulate
 from flopwright.simulator.rollouts.sweep import LambdaSweep, sweep_lambda
+from flopwright.simulator.rollouts.text import assumption_lines
 from flopwright.spec.load import catalog_names
 from flopwright.spec.rollout import (
     ROLLOUT_CATALOG,
@@ -65,7 +66,7 @@ def page() -> None:
         chart(figure, alt="time of a round by phase", command=command)
     _sweep(scenario, name)
     with st.expander("Assumptions"):
-        st.markdown("\n".join(f"- {text}" for text in report.assumptions))
+        st.markdown("\n".join(f"- {text}" for text in assumption_lines(report)))
 
 
 def _slider(scenario: RolloutScenario) -> float:

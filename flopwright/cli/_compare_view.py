@@ -25,26 +25,33 @@ def show(console: Console, report: ComparisonReport) -> None:
 
 
 def _runs_table(report: ComparisonReport) -> Table:
-    after = report.after_calibration or "-"
-    table = Table(title=f"predicted and measured step time; calibration {after}")
-    columns = ["plan", "learnt from", "measured"]
+    table = Table(title=f"predicted and measured step time; {_calibrations(report)}")
+    columns = ["plan", "measured", "predicted", "error"]
     if report.before is not None:
-        columns += ["before", "error"]
-    columns += ["after", "error", "80 % interval", "tensor memory error"]
-    for column in columns:
-        table.add_column(column, justify="left" if column == "plan" else "right")
+        columns = ["plan", "learnt from", "measured", "before", "error", "after", "error"]
+    for column in (*columns, "80 % interval", "tensor memory error"):
+        left = column == "plan"
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
     for run in report.runs:
         table.add_row(*_cells(run, with_before=report.before is not None))
     return table
 
 
+def _calibrations(report: ComparisonReport) -> str:
+    """Returns which calibrations the columns are of; without one only the prior predicts."""
+    after = report.after_calibration or "none"
+    if report.before is None:
+        public = all(run.after.provenance == "analytic" for run in report.runs)
+        return f"predicted by {'the public prior ' if public else ''}{after}"
+    return f"before: {report.before_calibration or 'none'}, after: {after}"
+
+
 def _cells(run: ComparedRun, *, with_before: bool) -> list[str]:
     after = run.after
-    cells = [
-        run.plan_name,
-        "no" if run.held_out else "yes",
-        show_seconds(after.metrics[0].measured),
-    ]
+    cells = [run.plan_name]
+    if with_before:
+        cells += ["no" if run.held_out else "yes"]
+    cells += [show_seconds(after.metrics[0].measured)]
     if with_before:
         cells += [_predicted(run.before), _percent(run.before, "step_time_s")]
     outside = "" if after.metrics[0].in_interval else " (outside)"
@@ -71,12 +78,14 @@ def _summary_table(report: ComparisonReport) -> Table:
     table = Table(title="step-time errors")
     for column in ("", "runs", "median", "largest", "largest memory", "inside interval"):
         table.add_column(column, justify="right" if column else "left")
-    rows: tuple[tuple[str, ErrorSummary | None], ...] = (
-        ("before", report.before),
-        ("after", report.after),
-        ("after, runs learnt from", report.fitted),
-        ("after, runs not learnt from", report.held_out),
-    )
+    rows: tuple[tuple[str, ErrorSummary | None], ...] = (("predicted", report.after),)
+    if report.before is not None:
+        rows = (
+            ("before", report.before),
+            ("after", report.after),
+            ("after, runs learnt from", report.fitted),
+            ("after, runs not learnt from", report.held_out),
+        )
     for name, found in rows:
         if found is not None:
             memory = found.max_memory_error

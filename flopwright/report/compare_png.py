@@ -21,7 +21,7 @@ from flopwright.report.compare_style import (
     label,
     time_scale,
 )
-from flopwright.units import show_seconds
+from flopwright.units import plural, show_seconds
 
 
 def comparison_png(report: ComparisonReport) -> bytes:
@@ -61,7 +61,7 @@ def comparison_png(report: ComparisonReport) -> bytes:
 
 def _title(report: ComparisonReport) -> str:
     assert report.after is not None
-    parts = [f"predicted and measured, {report.after.runs} runs"]
+    parts = [f"predicted and measured, {plural(report.after.runs, 'run')}"]
     if report.before is not None:
         parts.append(f"median step-time error {report.before.median_error:.1%} before")
         parts.append(f"{report.after.median_error:.1%} after calibration")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flopwright.simulator.rollouts.record import PHASES
 from flopwright.simulator.rollouts.report import RoundReport
 from flopwright.simulator.rollouts.sweep import LambdaSweep
-from flopwright.units import show_bytes, show_count, show_seconds
+from flopwright.units import plural, show_bytes, show_count, show_seconds
 
 
 def report_lines(report: RoundReport) -> list[str]:
@@ -14,9 +14,10 @@ def report_lines(report: RoundReport) -> list[str]:
     per_gpu = steady.tokens_per_s / report.num_gpus
     lines = [
         f"{report.scenario}: lambda {report.stop_fraction:g}: {report.stop_count:,} of "
-        f"{report.attempts_in_flight:,} attempts in flight end a round; {_outcome(report)}",
-        f"mean of {len(report.rounds)} steady rounds after {report.warmup_rounds} of warm-up, "
-        f"seed {report.seed}",
+        f"{plural(report.attempts_in_flight, 'attempt')} in flight "
+        f"{'ends' if report.stop_count == 1 else 'end'} a round; {_outcome(report)}",
+        f"mean of {plural(len(report.rounds), 'steady round')} after "
+        f"{report.warmup_rounds} of warm-up, seed {report.seed}",
         "",
         f"round                  {show_seconds(steady.round_time_s):>10}",
     ]
@@ -62,6 +63,17 @@ def _outcome(report: RoundReport) -> str:
     if waiting > 0:
         parts.append(f"{waiting:,} have not started")
     return ", ".join(parts)
+
+
+def assumption_lines(report: RoundReport) -> list[str]:
+    """Returns what was assumed, for a list that is already headed so.
+
+    A source in a scenario file says "assumed" of itself; under the heading it need not.
+    """
+    return [
+        text.replace(": assumed: ", ": ", 1).removesuffix(": assumed")
+        for text in report.assumptions
+    ]
 
 
 def _kv_line(report: RoundReport) -> str:

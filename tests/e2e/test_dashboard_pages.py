@@ -224,9 +224,9 @@ def test_compare_shows_what_the_verb_prints(home: Path) -> None:
     assert [m.label for m in app.metric][:3] == [
         "median error before",
         "median error after",
-        "median error, held-out runs",
+        "median error, runs not learnt from",
     ]
-    assert list(app.dataframe[0].value["role"]) == ["learnt from", "learnt from", "held out"]
+    assert list(app.dataframe[0].value["learnt from"]) == ["yes", "yes", "no"]
     box = app.selectbox[0]
     box.select(box.options[-1]).run()  # the public prior
     assert not app.exception
