@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping
@@ -17,6 +18,7 @@ def write_folder(
 
     A folder that does not exist appears as a whole. One that exists (empty, or with
     `force`) gets each file by a rename; what else it holds, such as a run's results, stays.
+    Modes are those of the umask.
 
     Raises:
         InputError: see `check_folder`; or the files cannot be written.
@@ -27,16 +29,19 @@ def write_folder(
     staged: Path | None = None
     try:
         home.mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(prefix=".export-", dir=home))
+        # Not tempfile.mkdtemp: its folders are readable by their owner alone.
+        staged = home / f".export-{secrets.token_hex(4)}"
+        staged.mkdir()
         for name, content in files.items():
             path = staged / name
             path.write_bytes(content)
-            path.chmod(0o755 if name in executable else 0o644)
+            if name in executable:
+                mode = path.stat().st_mode
+                path.chmod(mode | (mode & 0o444) >> 2)  # who may read it may run it
         if exists:
             for name in files:
                 (staged / name).replace(to / name)
         else:
-            staged.chmod(0o755)
             staged.rename(to)
     except OSError as error:
         rule = f"cannot be written: {error.strerror}"

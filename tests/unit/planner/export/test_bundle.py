@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +96,10 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     to = tmp_path / "deep" / "bundle"
     write_folder(to, {"a": b"1", "b.sh": b"2"}, executable={"b.sh"})
     assert sorted(p.name for p in to.iterdir()) == ["a", "b.sh"]
+    mask = os.umask(0)
+    os.umask(mask)
+    modes = [p.stat().st_mode & 0o777 for p in (to, to / "a", to / "b.sh")]
+    assert modes == [0o777 & ~mask, 0o666 & ~mask, 0o777 & ~mask]
     (to / "run").mkdir()
     with pytest.raises(InputError, match="not empty"):
         write_folder(to, {"a": b"3"})
