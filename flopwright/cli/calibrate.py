@@ -67,17 +67,17 @@ def calibrate(
 
 def _show(learnt: Calibration, start: Calibration, errors: dict[str, ErrorSummary | None]) -> None:
     import math
-    import sys
 
-    from rich.console import Console
     from rich.table import Table
 
+    from flopwright.cli._console import console_of
     from flopwright.report.compare_style import label
+    from flopwright.units import plural
 
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = console_of(110)
     console.print(
-        f"curves: {start.id} ({start.source}); learnt from {len(learnt.measurements)} runs "
-        f"of stack {learnt.stack_id}",
+        f"curves: {start.id} ({start.source}); learnt from "
+        f"{plural(len(learnt.measurements), 'run')} of stack {learnt.stack_id}",
         highlight=False,
     )
     table = Table(title="measured / predicted by the curves alone")

@@ -46,15 +46,13 @@ def compare(
 
     Example: flopwright compare --png compare.png --html compare.html
     """
-    import sys
-
-    from rich.console import Console
-
     from flopwright.cli._compare_view import show
+    from flopwright.cli._console import console_of
     from flopwright.cli._store_query import chosen_measurements, warn_of_broken_calibrations
     from flopwright.cli._targets import check_file
     from flopwright.report.compare_report import make_report
     from flopwright.simulator.calibration.files import load_calibration, write_atomically
+    from flopwright.units import plural
 
     check_file("--png", png, ".png", "the picture is a PNG")
     check_file("--html", html, ".html", "the page is HTML")
@@ -73,9 +71,9 @@ def compare(
     if as_json:
         typer.echo(json.dumps(report.to_data()))
         return
-    show(Console(width=None if sys.stdout.isatty() else 130), report)
+    show(console_of(130), report)
     if others:
-        typer.echo(f"{len(others)} runs of other stacks are left out", err=True)
+        typer.echo(f"left out: {plural(len(others), 'run')} of other stacks", err=True)
     for path in (png, html):
         if path is not None:
             typer.echo(f"written: {path}")

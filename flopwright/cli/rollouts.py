@@ -71,10 +71,10 @@ def rollouts(
     if as_json:
         typer.echo(json.dumps(_data(report, found)))
         return
-    from flopwright.simulator.rollouts.text import report_lines, sweep_lines
+    from flopwright.simulator.rollouts.text import assumption_lines, report_lines, sweep_lines
 
     lines = report_lines(report) + (["", *sweep_lines(found)] if found is not None else [])
-    lines += ["", "assumed:", *(f"  {text}" for text in report.assumptions)]
+    lines += ["", "assumed:", *(f"  {text}" for text in assumption_lines(report))]
     typer.echo("\n".join(lines))
     if png is not None:
         typer.echo(f"\nwrote {png}")
