@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.result import InfeasiblePlan, RankedPlan, SearchResult
-from flopwright.planner.sensitivity import FULL_GAIN, STEP, sensitivities
+from flopwright.planner.sensitivity import STEP, Sensitivity, sensitivities
 from flopwright.report.metrics import StepMetrics
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
@@ -106,7 +106,8 @@ def binding_constraint(
 
     The shares are comparable: each is about how much of the step would go if the limit did.
     Memory: a plan that lacks only memory is that much faster (less than 2 % is left out).
-    Bubble: idle time. The rest: each resource a tenth better, the plan priced again.
+    Bubble: idle time. The rest: the plan priced again with each resource infinitely
+    fast, so that what hides behind another is not counted.
     """
     best = result.best
     if best is None:
@@ -114,22 +115,24 @@ def binding_constraint(
     calibration = calibration or default_calibration(scenario.cluster.node.gpu)
     metrics = best.prediction.metrics
     found = [_bubble(metrics)]
-    for name, share in sensitivities(scenario, best.plan, calibration).items():
-        text = _sensitivity_text(name, share)
-        found.append(Binding(kind=name, share=round(share, 6), text=text))
+    for held in sensitivities(scenario, best.plan, calibration):
+        found.append(
+            Binding(kind=held.role, share=round(held.share, 6), text=_sensitivity_text(held))
+        )
     memory = _memory(result, best, scenario.objective)
     if memory is not None:
         found.append(memory)
     return tuple(sorted(found, key=lambda b: (-b.share, b.kind)))
 
 
-def _sensitivity_text(name: str, share: float) -> str:
+def _sensitivity_text(held: Sensitivity) -> str:
     """Returns what was computed: the step priced again with the resource a tenth better."""
     tenth = f"{100 * (STEP - 1):.0f} %"
-    better = _BETTER.get(name, "{tenth} faster " + name).format(tenth=tenth)
+    name = f"{held.role} ({held.name})" if held.name else held.role
+    better = _BETTER.get(held.role, "{tenth} faster " + name).format(tenth=tenth)
     return (
-        f"{show_percent(share)} of the step; {better} would make the step "
-        f"{show_percent(share * FULL_GAIN)} shorter"
+        f"{show_percent(held.share)} of the step; {better} would make the step "
+        f"{show_percent(held.tenth)} shorter"
     )
 
 

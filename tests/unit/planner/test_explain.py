@@ -2,6 +2,7 @@
 
 import pytest
 
+from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.explain import (
     binding_constraint,
     largest_class,
@@ -10,9 +11,11 @@ from flopwright.planner.explain import (
 )
 from flopwright.planner.result import RankedPlan, SearchResult
 from flopwright.planner.search import search
-from flopwright.planner.sensitivity import sensitivities
+from flopwright.planner.sensitivity import STEP, sensitivities
 from flopwright.report.metrics import StepMetrics
 from flopwright.simulator.calibration.files import default_calibration
+from flopwright.simulator.training.candidates import Candidates
+from flopwright.simulator.training.evaluate import evaluate
 from flopwright.spec.load import load_scenario
 from flopwright.spec.scenario import Scenario
 
@@ -74,10 +77,55 @@ def test_sensitivities_of_a_lone_rank_are_all_on_the_processor() -> None:
     one = MINI.cluster.node.model_copy(update={"gpus": 1})
     alone = MINI.model_copy(update={"cluster": MINI.cluster.model_copy(update={"node": one})})
     plan = search(alone, top_k=1).ranked[0].plan
-    shares = sensitivities(alone, plan, CALIBRATION)
-    assert shares[MINI.cluster.node.link.name] == pytest.approx(0.0, abs=1e-9)
-    assert sum(shares.values()) == pytest.approx(1.0, abs=0.02)
-    assert shares["compute"] > shares["launch floor"] >= 0
+    found = {s.role: s for s in sensitivities(alone, plan, CALIBRATION)}
+    assert found["node link"].share == pytest.approx(0.0, abs=1e-9)
+    tenths = sum(s.tenth for s in found.values()) / (1 - 1 / STEP)
+    assert tenths == pytest.approx(1.0, abs=0.02)
+    assert found["compute"].share > found["launch floor"].share >= 0
+
+
+K2 = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
+OFFLOADED = ParallelPlan(
+    pp=16,
+    dp_shard=128,
+    ep=16,
+    zero_stage=1,
+    recompute="selective",
+    fp8_activations=True,
+    activation_offload=True,
+)
+
+
+def _with_host_link(**changes: object) -> Scenario:
+    node = K2.cluster.node
+    assert node.host_link is not None
+    link = node.host_link.model_copy(update=changes)
+    cluster = K2.cluster.model_copy(update={"node": node.model_copy(update={"host_link": link})})
+    return K2.model_copy(update={"cluster": cluster})
+
+
+def test_a_share_is_what_an_infinite_resource_saves_and_no_more() -> None:
+    """Offload hides behind compute: a tenth faster PCIe extrapolated would claim six times it."""
+    calibration = default_calibration(K2.cluster.node.gpu)
+    host = next(s for s in sensitivities(K2, OFFLOADED, calibration) if s.role == "host link")
+    one = Candidates.from_plans((OFFLOADED,))
+    free = _with_host_link(bytes_per_s=1e30, latency_s=0.0)
+    saved = 1 - float(
+        evaluate(free, one, calibration).step_time_s[0]
+        / evaluate(K2, one, calibration).step_time_s[0]
+    )
+    assert host.share == pytest.approx(saved, rel=1e-6)
+    assert host.share < 0.06
+    assert host.tenth / (1 - 1 / STEP) > 0.3
+
+
+def test_links_keep_rows_of_their_own_whatever_they_are_called() -> None:
+    calibration = default_calibration(K2.cluster.node.gpu)
+    plain = sensitivities(K2, OFFLOADED, calibration)
+    for name in (K2.cluster.node.link.name, "compute", "bubble"):
+        found = sensitivities(_with_host_link(name=name), OFFLOADED, calibration)
+        assert [(s.role, s.share) for s in found] == [(s.role, s.share) for s in plain]
+        assert found[-1].name == name
 
 
 def test_a_slow_link_becomes_the_binding_constraint() -> None:
@@ -88,7 +136,8 @@ def test_a_slow_link_becomes_the_binding_constraint() -> None:
     calibration = CALIBRATION.model_copy(update={"collectives": ()})
     result = search(scenario, calibration, top_k=1)
     first = binding_constraint(result, scenario, calibration)[0]
-    assert first.kind == "loopback"
+    assert first.kind == "node link"
+    assert "10 % faster node link (loopback)" in first.text
     assert first.share > 0.5
 
 
