@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,6 +19,10 @@ from flopwright.executor.data.tokenizer import Tokenizer
 from flopwright.models.transformer.module import Stage, build_stage
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import EMBEDDING_LAYER
+
+# Below it, logits over the temperature may leave float32; 0 says what is then meant.
+MIN_TEMPERATURE: Final = 1e-3
+MAX_SEED: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +111,9 @@ def generate(
         on_text: called with each new piece of text that is sure to stay.
 
     Raises:
-        InputError: a prompt that the tokenizer cannot encode.
+        InputError: a prompt that the tokenizer cannot encode; see `check_sampling`.
     """
+    check_sampling(temperature, seed)
     tokenizer = model.tokenizer
     prompt_ids = _encode_prompt(tokenizer, prompt)
     new: list[int] = []
@@ -129,6 +136,36 @@ def generate(
     return Generated(
         text=text, token_ids=tuple(new), prompt_tokens=len(prompt_ids), stopped=stopped
     )
+
+
+def check_sampling(temperature: float, seed: int) -> None:
+    """Refuses what cannot be sampled with.
+
+    Raises:
+        InputError: a temperature that is neither 0 nor a finite number of at least
+            MIN_TEMPERATURE, or a seed outside 0 .. MAX_SEED.
+    """
+    found = []
+    if temperature != 0 and not MIN_TEMPERATURE <= temperature < math.inf:
+        found.append(
+            Violation(
+                field="--temperature",
+                value=f"{temperature:g}",
+                rule=f"must be 0, or finite and at least {MIN_TEMPERATURE:g}",
+                nearest_fix="0 takes the likeliest token",
+            )
+        )
+    if not 0 <= seed <= MAX_SEED:
+        found.append(
+            Violation(
+                field="--seed",
+                value=str(seed),
+                rule="must be a 63-bit number",
+                limit=str(MAX_SEED),
+            )
+        )
+    if found:
+        raise InputError(found)
 
 
 def _encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:

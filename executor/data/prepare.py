@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwright.errors import InputError
+from flopwright.errors import InputError, Violation
 from flopwright.executor.data.batches import (
     DATA_FILES,
     HELD_OUT_FILE,
@@ -129,6 +129,15 @@ def _make(
     split = split_documents(corpus.documents)
     train = encode_documents(split.train, tokenizer, vocab_size, lambda s: say("tokens", s))
     held_out = encode_documents(split.held_out, tokenizer, vocab_size)
+    if len(train) < 2 or not len(held_out):
+        raise InputError(
+            Violation(
+                field="--text",
+                value=corpus.source,
+                rule="the text is too short: nothing follows its only token",
+                nearest_fix="pass more text",
+            )
+        )
     meta = _meta(corpus, text_hash, split, tokenizer, vocab_size, len(train), len(held_out))
     for target in (cached, out_dir):
         try:

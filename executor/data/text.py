@@ -87,16 +87,17 @@ def load_text(path: Path | None) -> TextCorpus:
             TextCorpus(documents=documents, source=f"file {path}", truncated=truncated), path
         )
     text = _read_document(path)
-    if text is None:
-        raise InputError(
-            Violation(
-                file=str(path),
-                rule="not a readable UTF-8 text file",
-                limit=f"{MAX_FILE_BYTES} bytes",
-                nearest_fix="pass a folder, a text file, a .jsonl or a .parquet",
-            )
+    if text is not None:
+        documents, _ = _take(iter((text,)))
+        return _nonempty(TextCorpus(documents=documents, source=f"file {path}"), path)
+    raise InputError(
+        Violation(
+            file=str(path),
+            rule="not a readable UTF-8 text file",
+            limit=f"{MAX_FILE_BYTES} bytes",
+            nearest_fix="pass a folder, a text file, a .jsonl or a .parquet",
         )
-    return _nonempty(TextCorpus(documents=(text,), source=f"file {path}"), path)
+    )
 
 
 def load_standard_library(minimum_bytes: int = MIN_LIBRARY_BYTES) -> TextCorpus:
@@ -197,6 +198,10 @@ def _take(documents: Iterator[str]) -> tuple[tuple[str, ...], bool]:
 def _nonempty(corpus: TextCorpus, path: Path) -> TextCorpus:
     if corpus.documents:
         return corpus
+    if path.is_file():
+        fix = "pass a folder, a text file, a .jsonl or a .parquet with text in it"
+        rule = "the text is empty"
+        raise InputError(Violation(field="--text", value=str(path), rule=rule, nearest_fix=fix))
     raise InputError(
         Violation(
             field="--text",

@@ -47,6 +47,7 @@ def generate(
         )
     from flopwright.executor import generate as engine
 
+    engine.check_sampling(temperature, seed)
     model = engine.load_text_model(checkpoint, step)
     if not as_json:
         typer.echo(prompt, nl=False)

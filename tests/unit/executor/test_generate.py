@@ -188,3 +188,27 @@ def test_wrong_input_ends_with_code_2(checkpoint, capsys, arguments, message):
         main(["generate", *(a.format(checkpoint) for a in arguments)])
     assert done.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [
+        ("--temperature", "1e-45", "--temperature"),
+        ("--temperature", "inf", "--temperature"),
+        ("--seed", "99999999999999999999999", "--seed"),
+    ],
+)
+def test_sampling_outside_its_bounds_is_refused(checkpoint, capsys, option, value, field):
+    with pytest.raises(SystemExit) as end:
+        main(["generate", str(checkpoint), "--prompt", "abc", option, value, "--json"])
+    assert end.value.code == 2
+    assert json.loads(capsys.readouterr().out)["error"][0]["field"] == field
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e300])
+def test_extreme_temperatures_sample(checkpoint, temperature):
+    model = load_text_model(checkpoint)
+    result = generate(model, "abc", 4, temperature, 2**63 - 1)
+    assert len(result.token_ids) == 4
+    with pytest.raises(InputError, match="temperature"):
+        generate(model, "abc", 4, math.nan)

@@ -244,3 +244,16 @@ def test_one_sentence_is_repeated_and_measured_on_itself(tmp_path, monkeypatch, 
     starts = {decode(r.tolist())[:12] for s in range(50) for r in data.batch(s)}
     assert len(starts) == len(sentence)  # every phase comes
     assert decode(data.held_out_sequences()[0].tolist()) == endless[:41]
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "is empty"), ("a", "too short")])
+def test_a_text_that_nothing_can_be_learnt_from_is_refused(tmp_path, monkeypatch, text, words):
+    monkeypatch.setenv("FLOPWRIGHT_HOME", str(tmp_path / "home"))
+    (tmp_path / "t.txt").write_text(text)
+    model = load_model("first_steps")
+    with pytest.raises(InputError, match=words):
+        prepare(tmp_path / "t.txt", model, WORKLOAD, tmp_path / "out", "characters")
+    assert [p.name for p in tmp_path.iterdir()] == ["t.txt"]
+    (tmp_path / "t.txt").write_text("ab")
+    data = prepare(tmp_path / "t.txt", model, WORKLOAD, tmp_path / "out", "characters")
+    assert data.entropies().bigram > 0

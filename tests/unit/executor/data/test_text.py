@@ -44,6 +44,13 @@ def test_one_file_is_one_document(tmp_path):
     assert load_text(tmp_path / "x.anything").documents == ("hello",)
 
 
+@pytest.mark.parametrize(("name", "text"), [("e.txt", ""), ("b.txt", " \n"), ("e.jsonl", "\n")])
+def test_a_file_without_text_is_refused(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match="the text is empty"):
+        load_text(tmp_path / name)
+
+
 def test_reading_stops_at_the_limit_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_TEXT_BYTES", 10)
     for name in "abc":
