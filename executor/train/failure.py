@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from flopwright.errors import EXIT_BAD_INPUT, InputError
-from flopwright.executor.launch.failure import Record, cause, cause_text, read_records
+from flopwright.executor.launch.failure import (
+    Record,
+    cause,
+    cause_text,
+    lost_another,
+    read_records,
+)
 from flopwright.executor.launch.request import ERROR_DIR, write_json
 
 # torchrun ends all ranks of a node as soon as one has ended: every rank finds the same
@@ -36,7 +42,8 @@ def report_failure(out_dir: Path, error: Exception) -> int:
     if kept:
         text += f"\nmore in {out_dir / ERROR_DIR}"
     if first["rank"] == own["rank"]:
-        _tell_torchrun(text, own)
+        if not lost_another(own):  # else torchrun knows more: which rank ended, by which signal
+            _tell_torchrun(text, own)
     elif own["rank"] != 0:
         text = f"rank {own['rank']} ends because rank {first['rank']} failed"
     sys.stderr.write(f"{text}\n")

@@ -33,6 +33,9 @@ def test_the_earliest_rank_is_believed_unless_the_input_is_wrong(tmp_path: Path)
     records = read_records(tmp_path)
     assert records == [lost, first]
     assert cause_text(cause(records)) == "rank 3 failed: ValueError: the seal is broken"
+    early_loss = record(2, 9.0, "[127.0.0.1]:9650: Connection reset by peer")
+    assert cause([early_loss, first]) == first
+    assert "killed, or out of memory?" in cause_text(cause([early_loss, lost]))
     invalid = record(1, 13.0, "a: too big\nb: too small", violations=[{}, {}])
     assert cause_text(cause([*records, invalid])).splitlines() == [
         "2 problems with the input:",
