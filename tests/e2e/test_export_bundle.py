@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from flopwright.spec.load import SCENARIO_CATALOG, load_plan
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.spec.load import (
+    SCENARIO_CATALOG,
+    dump_yaml,
+    load_plan,
+    load_scenario,
+    make_plan_file,
+)
 
 BIN = Path(sys.executable).parent
 CHECK = ["continue", "look", "stop"]
@@ -53,8 +60,8 @@ def test_the_same_plan_gives_the_same_bytes(folder: Path) -> None:
 def test_bad_input_writes_nothing(folder: Path) -> None:
     (folder / "full").mkdir(exist_ok=True)
     (folder / "full" / "mine.txt").write_text("mine")
-    edited = (folder / "plan.yaml").read_text().replace("dp_shard: 1", "dp_shard: 16")
-    (folder / "sixteen.yaml").write_text(edited)
+    sixteen = make_plan_file(load_scenario("first_steps"), ParallelPlan(dp_shard=16), "sixteen")
+    (folder / "sixteen.yaml").write_text(dump_yaml(sixteen))
     cases = {
         ("export", "plan.yaml", "--to", "full"): "not empty",
         ("export", "absent.yaml", "--to", "new"): "cannot read the file",
