@@ -113,6 +113,12 @@ class Rope(Spec):
     scaling: RopeScaling | None = None
 
 
+def _even_for_rope(name: str, width: int) -> None:
+    """Refuses an odd width: rotary embedding turns its values in pairs."""
+    if width % 2:
+        raise ValueError(f"{name} ({width}) must be even for rope; nearest: {width + 1}")
+
+
 class MlaAttention(Spec):
     """Multi-head latent attention: keys and values come from one low-rank latent."""
 
@@ -124,6 +130,11 @@ class MlaAttention(Spec):
     qk_rope_head_dim: PositiveInt
     v_head_dim: PositiveInt
     rope: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        _even_for_rope("qk_rope_head_dim", self.qk_rope_head_dim)
+        return self
 
     @property
     def qk_head_dim(self) -> int:
@@ -177,6 +188,8 @@ class GqaAttention(_Grown):
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
+        if self.rope is not None:
+            _even_for_rope("head_dim", self.head_dim)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads})"

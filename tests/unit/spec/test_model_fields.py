@@ -71,6 +71,16 @@ def test_a_scaling_without_kind_is_yarn() -> None:
         Llama3Scaling(factor=8, original_max_seq_len=8192, low_freq_factor=4)
 
 
+def test_a_rotary_width_is_even() -> None:
+    mla = load_model("kimi_k2_mini").to_data()
+    mla["attention"]["qk_rope_head_dim"] = 15
+    with pytest.raises(ValidationError, match=r"qk_rope_head_dim \(15\) must be even.*16"):
+        ModelSpec.model_validate(mla)
+    with pytest.raises(ValidationError, match=r"head_dim \(63\) must be even"):
+        _gpt2(head_dim=63, rope=Rope())
+    assert _gpt2(head_dim=63).attention.qk_head_dim == 63
+
+
 def test_gpt2_has_its_published_number_of_weights() -> None:
     assert num_params(_gpt2()) == 124_439_808  # openai/gpt-2 "124M", as transformers counts it
     names = {p.name for p in parameters(_gpt2())}
