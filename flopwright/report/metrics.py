@@ -7,9 +7,18 @@ against the dense peak of the compute dtype; HFU counts what was executed.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AllowInfNan, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import (
+    AllowInfNan,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PlainSerializer,
+    PositiveFloat,
+)
 
 from flopwright.spec.base import Spec
 
@@ -154,8 +163,13 @@ class Fingerprint(Spec):
 Metrics = Annotated[StepMetrics | RoundMetrics | StageMetrics, Field(union_mode="left_to_right")]
 
 
-# A diverged run has losses that are no numbers; that is a result.
-Loss = Annotated[float, AllowInfNan()]
+# A diverged run has losses that are no numbers; that is a result, and JSON's word for it is null.
+Loss = Annotated[
+    float,
+    AllowInfNan(),
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None, when_used="json"),
+]
 
 
 class Measurement(Spec):
