@@ -7,6 +7,7 @@ which the command line renders and turns into exit code 2.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -73,7 +74,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(names)}" if names else ""
 
 
+def divisors(of: int) -> list[int]:
+    """Returns the divisors of a positive number, sorted."""
+    low = [d for d in range(1, math.isqrt(of) + 1) if of % d == 0]
+    high = [of // d for d in reversed(low) if d * d != of]
+    return low + high
+
+
 def nearest_divisors(value: int, of: int) -> Sequence[int]:
     """Returns up to two divisors of `of` nearest to `value`, for 'nearest valid' hints."""
-    divisors = [d for d in range(1, of + 1) if of % d == 0]
-    return sorted(sorted(divisors, key=lambda d: (abs(d - value), d))[:2])
+    return sorted(sorted(divisors(of), key=lambda d: (abs(d - value), d))[:2])

@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopwright.errors import Violation, nearest_divisors
-from flopwright.plan.parallel import ParallelPlan, plan_violations
+from flopwright.plan.parallel import MAX_MICROBATCHES, ParallelPlan, plan_violations
 from flopwright.simulator.training.candidates import RECOMPUTES, SCHEDULES, Candidates
 from flopwright.spec.scenario import Scenario
 
 Bools = NDArray[np.bool_]
+# Ranks that the arrays' 64 bits cannot hold; "ranks" has refused them.
+_WRAPS: Final = 2**62
 _INTERLEAVED: Final = SCHEDULES.index("interleaved_1f1b")
 _FULL: Final = RECOMPUTES.index("full")
 
@@ -166,6 +168,15 @@ RULES: Final[tuple[Rule, ...]] = (
         shape=True,
     ),
     Rule(
+        name="microbatches",
+        field="parallel.num_microbatches",
+        reason=f"a rank runs at most {MAX_MICROBATCHES} micro-batches a step",
+        holds=lambda c, s: np.asarray(
+            c.num_microbatches(s.workload.global_batch_size) <= MAX_MICROBATCHES
+        ),
+        shape=True,
+    ),
+    Rule(
         name="interleaved_batch",
         field="parallel.pp",
         reason="interleaving needs num_microbatches to be a multiple of pp",
@@ -263,8 +274,10 @@ def broken_rules(candidates: Candidates, scenario: Scenario) -> dict[str, Bools]
 def violations(plan: ParallelPlan, scenario: Scenario) -> tuple[Violation, ...]:
     """Returns every rule that one plan breaks, with its reason and nearest fix."""
     found = list(plan_violations(plan, scenario))
-    one = Candidates.from_plans((plan,))
     too_many = plan.world_size > scenario.cluster.num_gpus
+    if plan.world_size >= _WRAPS:
+        return tuple(found)
+    one = Candidates.from_plans((plan,))
     for rule in RULES:
         if rule.shape or bool(rule.holds(one, scenario)[0]):
             continue

@@ -15,13 +15,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwright.errors import InputError, Violation, did_you_mean
+from flopwright.errors import InputError, Violation, did_you_mean, divisors
 from flopwright.plan.parallel import even_split
 from flopwright.planner.constraints import RULES, broken_rules, legal, violations
 from flopwright.simulator.training.candidates import RECOMPUTES, SCHEDULES, Candidates
+from flopwright.spec.cluster import MAX_GPUS
 from flopwright.spec.scenario import Scenario
+from flopwright.spec.workload import MAX_BATCH
 
 MAX_VPP: Final = 4
+# Points of the raw product: more would not fit in memory.
+MAX_POINTS: Final = 10_000_000
+_RANGES: Final = {"zero_stage": (0, 3), "micro_batch_size": (1, MAX_BATCH)}
 MAX_MICRO_BATCH_SIZE: Final = 16
 Fixed = Mapping[str, int | str | bool]
 Ints = NDArray[np.int64]
@@ -120,20 +125,16 @@ def _checked(fixed: Fixed) -> dict[str, int]:
                 )
             )
         else:
-            least = 0 if isinstance(value, bool) or name == "zero_stage" else 1
+            least, most = _RANGES.get(name, (0, 1) if isinstance(value, bool) else (1, MAX_GPUS))
             out[name] = int(value)
-            if out[name] < least or (name == "zero_stage" and out[name] > 3):
-                limit = "0 to 3" if name == "zero_stage" else "at least 1"
+            if not least <= out[name] <= most:
+                limit = f"{least} to {most}"
                 found.append(
                     Violation(field=name, value=str(value), rule="out of range", limit=limit)
                 )
     if found:
         raise InputError(found)
     return out
-
-
-def _divisors(of: int) -> list[int]:
-    return [d for d in range(1, of + 1) if of % d == 0]
 
 
 def _axis_values(scenario: Scenario, fixed: dict[str, int]) -> dict[str, Sequence[int]]:
@@ -144,13 +145,13 @@ def _axis_values(scenario: Scenario, fixed: dict[str, int]) -> dict[str, Sequenc
     offload = (0, 1) if cuda and cluster.node.host_link is not None else (0,)
     batch = scenario.workload.global_batch_size
     values: dict[str, Sequence[int]] = {
-        "tp": search.tp or _divisors(math.gcd(cluster.node.gpus, model.attention.num_heads)),
-        "pp": search.pp or [d for d in _divisors(gpus) if d <= model.num_layers],
+        "tp": search.tp or divisors(math.gcd(cluster.node.gpus, model.attention.num_heads)),
+        "pp": search.pp or [d for d in divisors(gpus) if d <= model.num_layers],
         "vpp": search.vpp or range(1, min(MAX_VPP, model.num_layers) + 1),
         "cp": (1,),
-        "ep": search.ep or (_divisors(math.gcd(moe.num_experts, gpus)) if moe else (1,)),
+        "ep": search.ep or (divisors(math.gcd(moe.num_experts, gpus)) if moe else (1,)),
         "micro_batch_size": search.micro_batch_size
-        or [d for d in _divisors(batch) if d <= MAX_MICRO_BATCH_SIZE],
+        or [d for d in divisors(batch) if d <= MAX_MICRO_BATCH_SIZE],
         "zero_stage": search.zero_stage,
         "recompute": [RECOMPUTES.index(r) for r in search.recompute],
         "fp8_activations": (0, 1) if cuda and "fp8" in cluster.node.gpu.peak_flops_per_s else (0,),
@@ -159,7 +160,38 @@ def _axis_values(scenario: Scenario, fixed: dict[str, int]) -> dict[str, Sequenc
         "split": (0, 1),
         "world": _world_sizes(scenario),
     }
-    return values | {name: (fixed[name],) for name in _AXES if name in fixed}
+    values |= {name: (fixed[name],) for name in _AXES if name in fixed}
+    values = {name: list(dict.fromkeys(column)) for name, column in values.items()}
+    _check_size(values, fixed, gpus)
+    return values
+
+
+def _check_size(values: dict[str, Sequence[int]], fixed: dict[str, int], gpus: int) -> None:
+    """Raises InputError where the product cannot be held: too many points or ranks."""
+    ranks = max(1, fixed.get("dp", 1), fixed.get("dp_replicate", 1))
+    ranks *= math.prod(max(values[name]) for name in ("tp", "pp", "cp"))
+    if ranks >= 2**62:
+        raise InputError(
+            Violation(
+                field="parallel.world_size",
+                value=f"up to {ranks}",
+                rule="dp_replicate*dp_shard*tp*cp*pp must not exceed the cluster's GPUs",
+                limit=str(gpus),
+            )
+        )
+    points = math.prod(map(len, values.values()))
+    if points > MAX_POINTS:
+        lists = ("tp", "pp", "ep", "vpp", "micro_batch_size", "recompute")
+        longest = max(lists, key=lambda name: len(values[name]))
+        raise InputError(
+            Violation(
+                field="search",
+                value=f"{points:,} combinations",
+                rule="too many to price",
+                limit=f"{MAX_POINTS:,}",
+                nearest_fix=f"shorten search.{longest} ({len(values[longest])} values)",
+            )
+        )
 
 
 def _world_sizes(scenario: Scenario) -> list[int]:
@@ -217,7 +249,7 @@ def _with_replicas(
     index, replicas = np.arange(len(dp)), np.ones_like(dp)
     hybrid = np.flatnonzero((axes["zero_stage"] >= 2) & (axes["pp"] == 1))
     node = scenario.cluster.node.gpus
-    for count in _divisors(scenario.cluster.num_nodes)[1:]:
+    for count in divisors(scenario.cluster.num_nodes)[1:]:
         whole = hybrid[
             (dp[hybrid] % count == 0) & (dp[hybrid] // count * axes["tp"][hybrid] >= node)
         ]

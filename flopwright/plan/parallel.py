@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt
 
 from flopwright.errors import Violation, nearest_divisors
 from flopwright.spec.base import Spec
 from flopwright.spec.model import ModelSpec
-from flopwright.spec.scenario import Scenario
+from flopwright.spec.scenario import Ranks, Scenario
+from flopwright.spec.workload import MAX_BATCH
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b"]
 RecomputeName = Literal["none", "selective", "full"]
 
+# A step's list is written out and replayed: with more micro-batches a rank it would not end.
+MAX_MICROBATCHES: Final = 2**16
 # Saved tensors that each recompute policy drops and computes again in the backward pass,
 # by the `tag` of their TensorLife. "selective" is Kimi K2's list (arXiv 2507.20534, 2.4):
 # norms, SwiGLU and the MLA up-projections. "full" keeps only each layer's input.
@@ -38,14 +41,14 @@ class ParallelPlan(Spec):
         optimizer_offload: optimizer state lives in host memory.
     """
 
-    dp_replicate: PositiveInt = 1
-    dp_shard: PositiveInt = 1
-    tp: PositiveInt = 1
-    pp: PositiveInt = 1
-    vpp: PositiveInt = 1
-    cp: PositiveInt = 1
-    ep: PositiveInt = 1
-    micro_batch_size: PositiveInt = 1
+    dp_replicate: Ranks = 1
+    dp_shard: Ranks = 1
+    tp: Ranks = 1
+    pp: Ranks = 1
+    vpp: Ranks = 1
+    cp: Ranks = 1
+    ep: Ranks = 1
+    micro_batch_size: int = Field(default=1, ge=1, le=MAX_BATCH)
     zero_stage: Literal[0, 1, 2, 3] = 0
     data_parallel: Literal["deepspeed", "fsdp2", "none"] = "deepspeed"
     schedule: ScheduleName = "1f1b"
@@ -207,7 +210,12 @@ def _model_rules(plan: ParallelPlan, model: ModelSpec) -> list[Violation]:
             )
         )
     layers = plan.layers_per_stage
-    if layers is not None and (len(layers) != plan.num_chunks or sum(layers) != model.num_layers):
+    chunks_fit = plan.num_chunks <= model.num_layers
+    if (
+        layers is not None
+        and chunks_fit
+        and (len(layers) != plan.num_chunks or sum(layers) != model.num_layers)
+    ):
         found.append(
             Violation(
                 field="parallel.layers_per_stage",
@@ -246,6 +254,17 @@ def _batch_rules(plan: ParallelPlan, global_batch_size: int) -> list[Violation]:
         "global_batch_size, as micro_batch_size*dp,",
     )
     microbatches = plan.num_microbatches(global_batch_size)
+    if microbatches > MAX_MICROBATCHES:
+        found.append(
+            Violation(
+                field="parallel.num_microbatches",
+                value=str(microbatches),
+                rule="too many micro-batches a rank and step",
+                limit=str(MAX_MICROBATCHES),
+                nearest_fix="use more data-parallel ranks, a larger micro_batch_size or "
+                "a smaller global_batch_size",
+            )
+        )
     if not found and plan.vpp > 1 and microbatches % plan.pp:
         near = ", ".join(map(str, nearest_divisors(plan.pp, microbatches)))
         found.append(

@@ -6,12 +6,25 @@ rank computes on: on a machine without GPUs a rank's processor is a share of its
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Callable
+from typing import Final, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from flopwright.spec.base import Spec
-from flopwright.units import Bytes, BytesPerS, FlopsPerS, HbmBytes, Seconds, UsdPerHour, Watts
+from flopwright.units import (
+    Bytes,
+    BytesPerS,
+    FlopsPerS,
+    HbmBytes,
+    Seconds,
+    UsdPerHour,
+    Watts,
+    format_bytes,
+    format_bytes_per_s,
+    format_flops_per_s,
+    show_seconds,
+)
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16", "fp8"]
 DTYPE_BYTES: dict[str, int] = {
@@ -23,6 +36,21 @@ DTYPE_BYTES: dict[str, int] = {
     "int64": 8,
     "int32": 4,
 }
+
+
+# Bounds that no machine crosses: inside them every figure derived is finite and above zero.
+MAX_GPUS: Final = 10_000_000
+_RATE: Final = (1.0, 1e21)
+_MEMORY_BYTES: Final = (2**20, 2**60)
+_MAX_DELAY_S: Final = 3600.0
+
+
+def _within(
+    field: str, value: float, bounds: tuple[float, float], show: Callable[[float], str]
+) -> None:
+    low, high = bounds
+    if not low <= value <= high:
+        raise ValueError(f"{field} must be from {show(low)} to {show(high)}, not {show(value)}")
 
 
 class GpuSpec(Spec):
@@ -47,12 +75,12 @@ class GpuSpec(Spec):
     sources: dict[str, str] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _positive(self) -> Self:
+    def _of_this_world(self) -> Self:
         for dtype, peak in self.peak_flops_per_s.items():
-            if peak <= 0:
-                raise ValueError(f"peak_flops.{dtype} must be above zero")
-        if self.hbm_bytes <= 0 or self.hbm_bytes_per_s <= 0:
-            raise ValueError("hbm and hbm_bandwidth must be above zero")
+            _within(f"peak_flops.{dtype}", peak, _RATE, format_flops_per_s)
+        _within("hbm", self.hbm_bytes, _MEMORY_BYTES, format_bytes)
+        _within("hbm_bandwidth", self.hbm_bytes_per_s, _RATE, format_bytes_per_s)
+        _within("launch_floor", self.launch_floor_s, (0, _MAX_DELAY_S), show_seconds)
         return self
 
 
@@ -65,16 +93,16 @@ class LinkSpec(Spec):
     source: str = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _positive(self) -> Self:
-        if self.bytes_per_s <= 0:
-            raise ValueError("bandwidth must be above zero")
+    def _of_this_world(self) -> Self:
+        _within("bandwidth", self.bytes_per_s, _RATE, format_bytes_per_s)
+        _within("latency", self.latency_s, (0, _MAX_DELAY_S), show_seconds)
         return self
 
 
 class NodeSpec(Spec):
     """One node: its processors, the link between them, its host memory and cores."""
 
-    gpus: PositiveInt
+    gpus: int = Field(ge=1, le=MAX_GPUS)
     gpu: GpuSpec
     link: LinkSpec
     host_bytes: Bytes = Field(alias="host_memory")
@@ -92,7 +120,7 @@ class ClusterSpec(Spec):
     """
 
     name: str = Field(min_length=1)
-    num_nodes: PositiveInt
+    num_nodes: int = Field(ge=1, le=MAX_GPUS)
     node: NodeSpec
     network: LinkSpec | None = None
     price_usd_per_gpu_h: UsdPerHour | None = Field(default=None, alias="price_per_gpu")
@@ -104,6 +132,14 @@ class ClusterSpec(Spec):
     def num_gpus(self) -> int:
         """Ranks the cluster can hold: one a GPU."""
         return self.num_nodes * self.node.gpus
+
+    @model_validator(mode="after")
+    def _size(self) -> Self:
+        if self.num_gpus > MAX_GPUS:
+            raise ValueError(
+                f"num_nodes * node.gpus ({self.num_gpus:,}) must not exceed {MAX_GPUS:,} GPUs"
+            )
+        return self
 
     @model_validator(mode="after")
     def _network(self) -> Self:

@@ -6,7 +6,7 @@ each catalog file under `source`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import (
     Discriminator,
@@ -21,6 +21,10 @@ from pydantic import (
 )
 
 from flopwright.spec.base import Spec
+
+MAX_LAYERS: Final = 10_000
+# Widths and counts: products of two, times the layers, stay inside 64 bits.
+Size = Annotated[int, Field(ge=1, le=2**24)]
 
 
 class _Grown(Spec):
@@ -123,12 +127,12 @@ class MlaAttention(Spec):
     """Multi-head latent attention: keys and values come from one low-rank latent."""
 
     kind: Literal["mla"] = "mla"
-    num_heads: PositiveInt
-    q_lora_rank: PositiveInt | None = None
-    kv_lora_rank: PositiveInt
-    qk_nope_head_dim: PositiveInt
-    qk_rope_head_dim: PositiveInt
-    v_head_dim: PositiveInt
+    num_heads: Size
+    q_lora_rank: Size | None = None
+    kv_lora_rank: Size
+    qk_nope_head_dim: Size
+    qk_rope_head_dim: Size
+    v_head_dim: Size
     rope: Rope = Rope()
 
     @model_validator(mode="after")
@@ -161,13 +165,13 @@ class GqaAttention(_Grown):
     later_fields = ("o_bias", "sliding_window", "first_window_layer")
 
     kind: Literal["gqa"] = "gqa"
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
+    num_heads: Size
+    num_kv_heads: Size
+    head_dim: Size
     qk_norm: bool = False
     bias: bool = False
     o_bias: bool = False
-    sliding_window: PositiveInt | None = None
+    sliding_window: Size | None = None
     first_window_layer: NonNegativeInt = 0
     rope: Rope | None = Rope()
 
@@ -206,7 +210,7 @@ class Mlp(_Grown):
     later_fields = ("bias",)
 
     kind: Literal["swiglu", "gelu"] = "swiglu"
-    intermediate_size: PositiveInt
+    intermediate_size: Size
     bias: bool = False
 
 
@@ -223,14 +227,14 @@ class Moe(_Grown):
 
     later_fields = ("sequence_balance_loss",)
 
-    num_experts: PositiveInt
-    top_k: PositiveInt
-    expert_intermediate_size: PositiveInt
+    num_experts: Size
+    top_k: Size
+    expert_intermediate_size: Size
     num_shared_experts: int = Field(default=0, ge=0)
-    first_dense_layers: int = Field(default=0, ge=0)
+    first_dense_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
     router: Literal["sigmoid_noaux_tc", "softmax"] = "sigmoid_noaux_tc"
-    num_groups: PositiveInt = 1
-    top_k_groups: PositiveInt = 1
+    num_groups: Size = 1
+    top_k_groups: Size = 1
     norm_top_k_prob: bool = True
     routed_scaling_factor: PositiveFloat = 1.0
     bias_update_rate: float = Field(default=0.001, ge=0)
@@ -270,9 +274,9 @@ class ModelSpec(_Grown):
     name: str = Field(min_length=1)
     family: str = "deepseek_v3"
     source: str = ""
-    hidden_size: PositiveInt
-    num_layers: PositiveInt
-    vocab_size: PositiveInt
+    hidden_size: Size
+    num_layers: int = Field(ge=1, le=MAX_LAYERS)
+    vocab_size: Size
     max_seq_len: PositiveInt = 4096
     tied_embeddings: bool = False
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from flopwright.spec.base import Spec
-from flopwright.spec.cluster import ClusterSpec
+from flopwright.spec.cluster import MAX_GPUS, ClusterSpec
 from flopwright.spec.model import ModelSpec
-from flopwright.spec.workload import Workload
+from flopwright.spec.workload import MAX_BATCH, Workload
+
+Ranks = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 
 
 class SearchSpace(Spec):
     """Bounds of the search; an empty list means every legal value."""
 
-    tp: tuple[PositiveInt, ...] = ()
-    pp: tuple[PositiveInt, ...] = ()
-    ep: tuple[PositiveInt, ...] = ()
-    vpp: tuple[PositiveInt, ...] = ()
+    tp: tuple[Ranks, ...] = ()
+    pp: tuple[Ranks, ...] = ()
+    ep: tuple[Ranks, ...] = ()
+    vpp: tuple[Ranks, ...] = ()
     zero_stage: tuple[Literal[0, 1, 2, 3], ...] = (0, 1)
-    micro_batch_size: tuple[PositiveInt, ...] = ()
+    micro_batch_size: tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...] = ()
     recompute: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
     memory_headroom: float = Field(default=0.05, ge=0, lt=1)
 

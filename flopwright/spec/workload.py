@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
 from flopwright.spec.base import Spec
 from flopwright.spec.cluster import Dtype
 from flopwright.units import Tokens
+
+MAX_BATCH: Final = 2**31
+MAX_SEQ_LEN: Final = 2**31
+_MAX_TOKENS: Final = 10**18
 
 
 class Precision(Spec):
@@ -85,8 +88,8 @@ class Workload(Spec):
     """
 
     kind: Literal["pretrain"] = "pretrain"
-    seq_len: PositiveInt
-    global_batch_size: PositiveInt
+    seq_len: int = Field(ge=1, le=MAX_SEQ_LEN)
+    global_batch_size: int = Field(ge=1, le=MAX_BATCH)
     total_tokens: Tokens
     precision: Precision = Precision()
     optimizer: Optimizer = Optimizer()
@@ -110,6 +113,8 @@ class Workload(Spec):
 
     @model_validator(mode="after")
     def _one_step(self) -> Self:
+        if self.total_tokens > _MAX_TOKENS:
+            raise ValueError(f"total_tokens must not exceed {_MAX_TOKENS:.0e}")
         if self.total_tokens < self.tokens_per_step:
             raise ValueError(
                 f"total_tokens ({self.total_tokens}) must hold at least one step "

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
+from numpy.typing import NDArray
 
 from flopwright.errors import InputError, Violation
+from flopwright.plan.parallel import MAX_MICROBATCHES
 from flopwright.simulator.training.candidates import SCHEDULES, Candidates
 from flopwright.spec.scenario import Scenario
+
+# With more, products of the axes might wrap around in 64 bits.
+_MAX_RANKS: Final = 2**31
 
 
 def check_candidates(scenario: Scenario, candidates: Candidates) -> None:
@@ -18,6 +25,12 @@ def check_candidates(scenario: Scenario, candidates: Candidates) -> None:
     c, model, batch = candidates, scenario.model, scenario.workload.global_batch_size
     experts = model.moe.num_experts if model.moe else 1
     interleaved = c.schedule == SCHEDULES.index("interleaved_1f1b")
+    # Fields may each be large: their product is taken where it cannot wrap around.
+    axes = (c.dp_replicate, c.dp_shard, c.tp, c.cp, c.pp)
+    world = np.prod([a.astype(float) for a in axes], axis=0)
+    too_many = f"must not exceed the cluster's GPUs ({scenario.cluster.num_gpus})"
+    if np.any(world > _MAX_RANKS):
+        raise InputError(_broken(c, "world_size", world > _MAX_RANKS, too_many))
     with np.errstate(divide="ignore"):
         m = c.num_microbatches(batch)
     rules = (
@@ -34,21 +47,22 @@ def check_candidates(scenario: Scenario, candidates: Candidates) -> None:
          "interleaving needs num_microbatches to be a multiple of pp"),
         ("zero_stage", (c.zero_stage > 1) & (c.pp > 1),
          "gradients cannot be sharded across micro-batches of a pipeline"),
-        ("world_size", c.world_size > scenario.cluster.num_gpus,
-         f"must not exceed the cluster's GPUs ({scenario.cluster.num_gpus})"),
+        ("world_size", world > scenario.cluster.num_gpus, too_many),
+        ("num_microbatches", m > MAX_MICROBATCHES,
+         f"a rank runs at most {MAX_MICROBATCHES} micro-batches a step"),
         ("layers_per_stage", _bad_layouts(c, model.num_layers),
          f"needs pp*vpp entries that sum to num_layers ({model.num_layers})"),
     )  # fmt: skip
-    broken = [
-        Violation(field=field, value=c.plan(int(np.argmax(bad))).label(), rule=rule)
-        for field, bad, rule in rules
-        if np.any(bad)
-    ]
+    broken = [_broken(c, field, bad, rule) for field, bad, rule in rules if np.any(bad)]
     if broken:
         raise InputError(broken)
 
 
-def _bad_layouts(c: Candidates, num_layers: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _broken(c: Candidates, field: str, bad: NDArray[np.bool_], rule: str) -> Violation:
+    return Violation(field=field, value=c.plan(int(np.argmax(bad))).label(), rule=rule)
+
+
+def _bad_layouts(c: Candidates, num_layers: int) -> NDArray[np.bool_]:
     bad = np.zeros(len(c), bool)
     for i, layout in enumerate(c.layouts):
         wrong_sum = sum(layout) != num_layers

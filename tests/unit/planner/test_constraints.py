@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from flopwright.plan.parallel import ParallelPlan, plan_violations
+from flopwright.errors import InputError
+from flopwright.plan.parallel import MAX_MICROBATCHES, ParallelPlan, plan_violations
 from flopwright.planner.constraints import RULES, broken_rules, legal, violations
 from flopwright.simulator.training.candidates import Candidates
+from flopwright.simulator.training.evaluate import evaluate
 from flopwright.spec.load import load_scenario
 from flopwright.spec.scenario import Scenario
 
@@ -88,7 +90,7 @@ def test_a_cpu_cluster_has_neither_fp8_nor_a_host_link(name: str, plan: Parallel
 
 
 def test_every_rule_has_a_test() -> None:
-    tested = set(BROKEN) | {"context", "fp8_format", "host_link"}
+    tested = set(BROKEN) | {"context", "fp8_format", "host_link", "microbatches"}
     assert tested == {r.name for r in RULES}
 
 
@@ -149,3 +151,30 @@ def test_fix_for_unused_gpus_is_a_plan_that_uses_them() -> None:
     assert found.nearest_fix == "use dp 128"
     odd = violations(_change(pp=3, dp_shard=16), K2)
     assert any("must divide 2048" in v.nearest_fix for v in odd)
+
+
+def test_a_step_of_endless_microbatches_is_refused() -> None:
+    """One list entry a micro-batch: a batch of 10^8 sequences on two ranks would not end."""
+    batch = 4 * 25 * MAX_MICROBATCHES
+    endless = MINI.model_copy(
+        update={"workload": MINI.workload.model_copy(update={"global_batch_size": batch})}
+    )
+    plan = ParallelPlan(dp_shard=2, micro_batch_size=2)
+    (violation,) = violations(plan, endless)
+    assert violation.field == "parallel.num_microbatches"
+    assert violation.value == str(batch // 4)
+    one = Candidates.from_plans((plan,))
+    assert not legal(one, endless)[0]
+    with pytest.raises(InputError, match="micro-batches a step"):
+        evaluate(endless, one)
+    assert not violations(plan.model_copy(update={"micro_batch_size": 50}), endless)
+
+
+def test_ranks_whose_product_wraps_in_64_bits_are_refused() -> None:
+    """10^7 to the fifth, modulo 2^64, is a number like any other."""
+    huge = ParallelPlan(dp_replicate=10**7, dp_shard=10**7, tp=10**7, cp=10**7, pp=10**7)
+    assert "parallel.world_size" in {v.field for v in violations(huge, MINI)}
+    wraps = ParallelPlan(dp_replicate=2**16, dp_shard=2**16, tp=2**16, cp=2**16)
+    for plan in (huge, wraps):
+        with pytest.raises(InputError, match="must not exceed the cluster's GPUs"):
+            evaluate(MINI, Candidates.from_plans((plan,)))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from flopwright.errors import InputError
+from flopwright.errors import InputError, divisors, nearest_divisors
 from flopwright.plan.parallel import ParallelPlan, even_split, plan_violations
 from flopwright.planner.constraints import violations
 from flopwright.planner.space import (
@@ -126,7 +126,7 @@ def test_impossible_fixed_fields_name_each_rule(fixed, fields) -> None:
         ({"recompute": "selectiv"}, "did you mean 'selective'"),
         ({"microbatch": 1}, "did you mean 'micro_batch_size'"),
         ({"zero_stage": 4}, "0 to 3"),
-        ({"pp": 0}, "at least 1"),
+        ({"pp": 0}, "1 to 10000000"),
     ],
 )
 def test_wrong_fixed_fields_are_refused(fixed, text) -> None:
@@ -163,3 +163,39 @@ def test_rule_counts_name_every_rule() -> None:
     counts = rule_counts(K2)
     assert counts["chunks"] > 0
     assert counts["heads"] == 0
+
+
+@pytest.mark.parametrize("value", [10**20, 2**63 - 1, 2**31, 10**9])
+@pytest.mark.parametrize("name", ["tp", "pp", "cp", "ep", "vpp", "dp", "dp_replicate"])
+def test_a_huge_value_is_out_of_range(name: str, value: int) -> None:
+    with pytest.raises(InputError, match=r"out of range \(limit: 1 to 10000000\)"):
+        legal_candidates(K2, {name: value})
+
+
+def test_values_whose_product_wraps_are_refused() -> None:
+    with pytest.raises(InputError, match="must not exceed the cluster's GPUs"):
+        legal_candidates(K2, {"tp": 2**16, "pp": 2**16, "cp": 2**16, "dp": 2**16})
+    most = SearchSpace(tp=(10**7,), pp=(10**7,))
+    with pytest.raises(InputError, match="must not exceed the cluster's GPUs"):
+        legal_candidates(K2.model_copy(update={"search": most}), {"cp": 10**7})
+
+
+def test_a_value_that_stands_twice_counts_once() -> None:
+    once = SearchSpace(tp=(1, 2), pp=(8,), recompute=("full",), zero_stage=(1,))
+    twice = SearchSpace(tp=(1, 2, 1), pp=(8, 8), recompute=("full", "full"), zero_stage=(1, 1, 1))
+    assert len(legal_candidates(K2.model_copy(update={"search": once}))) == len(
+        legal_candidates(K2.model_copy(update={"search": twice}))
+    )
+
+
+def test_more_combinations_than_memory_holds_are_refused() -> None:
+    wide = SearchSpace(micro_batch_size=tuple(range(1, 100_001)))
+    with pytest.raises(InputError, match=r"shorten search.micro_batch_size \(100000 values\)"):
+        legal_candidates(K2.model_copy(update={"search": wide}))
+
+
+def test_divisors_are_all_and_only_the_divisors() -> None:
+    for n in range(1, 400):
+        assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
+    assert divisors(2**31) == [2**k for k in range(32)]
+    assert list(nearest_divisors(3, 2**31)) == [2, 4]
