@@ -6,6 +6,7 @@ at once: a writer waits for its turn instead of failing.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,14 @@ from flopwright.errors import InputError, Violation
 
 BUSY_TIMEOUT_S: Final = 30.0
 _BEGIN: Final = "flopwright_begin"
+
+
+def _json_or_text(text: str) -> Any:
+    """Returns the JSON, or the text where it is none: its reader names the record then."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def parse_url(text: str) -> URL:
@@ -52,7 +61,7 @@ def make_engine(url: URL) -> Engine:
     """
     shown = url.render_as_string(hide_password=True)
     try:
-        engine = create_engine(url)
+        engine = create_engine(url, json_deserializer=_json_or_text)
     except (ModuleNotFoundError, NoSuchModuleError) as error:
         raise InputError(
             Violation(

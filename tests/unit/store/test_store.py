@@ -181,6 +181,17 @@ def test_a_record_that_no_longer_fits_is_named(tmp_path: Path) -> None:
         open_store(str(path)).measurements()
 
 
+def test_a_payload_that_is_no_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    store = open_store(str(path))
+    store.add(make_measurement("a"))
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE measurements SET payload = '{{{'")
+    with pytest.raises(InputError, match=r"measurements\.a"):
+        open_store(str(path)).measurements()
+
+
 def test_other_databases_are_refused_with_the_two_that_work() -> None:
     with pytest.raises(InputError, match="SQLite file or a PostgreSQL"):
         open_store("mysql://host/name")
