@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +107,20 @@ def run(
         typer.echo(json.dumps(_as_data(result, stored)))
     else:
         _report(result, stored)
+    diverged = _diverged(result)
+    if diverged:
+        typer.echo(f"the loss is not finite: {', '.join(diverged)}", err=True)
+        raise typer.Exit(1)
+
+
+def _diverged(result: RunResult) -> list[str]:
+    """Returns the plans whose loss stopped being a number, each with its first such step."""
+    found = []
+    for m in result.measurements:
+        bad = next((i for i, loss in enumerate(m.losses, 1) if not math.isfinite(loss)), None)
+        if bad is not None:
+            found.append(f"{m.plan_name} from step {bad} on")
+    return found
 
 
 def _check_store(url: str) -> None:

@@ -111,11 +111,13 @@ def _memory(observed: Observed, bounds: CheckBounds) -> list[Finding]:
 
 
 def _time(observed: Observed, bounds: CheckBounds) -> list[Finding]:
-    steps = len(observed.step_time_s)
-    if steps < bounds.after_steps:
+    # A step in which memory was metered has a loss but no time: it counts as a step.
+    steps = max(len(observed.step_time_s), len(observed.losses))
+    kept = observed.step_time_s[bounds.discard_steps :]
+    if steps < bounds.after_steps or not kept:
         text = f"{steps} steps so far; the step time is judged after {bounds.after_steps}"
         return [Finding(verdict="look", text=text)]
-    value = median(observed.step_time_s[bounds.discard_steps :])
+    value = median(kept)
     what = (
         f"median step time {value:.4g} s, expected {bounds.step_time_expected_s:.4g} s "
         f"[{bounds.step_time_low_s:.4g}, {bounds.step_time_high_s:.4g}] s at "
@@ -155,7 +157,6 @@ def read_observed(path: Path, plan_name: str) -> Observed:
 
 
 def _from_measurement(text: str, path: Path) -> Observed:
-
     try:
         measurement = Measurement.model_validate_json(text)
     except ValidationError as error:

@@ -7,7 +7,7 @@ import math
 from typing import Final
 
 from flopwright.plan.file import PlanFile
-from flopwright.planner.export.target import header
+from flopwright.planner.export.target import header, slug
 from flopwright.planner.export.torchrun import RUN_FOLDER
 from flopwright.report.check import EXIT_UNREADABLE, CheckBounds
 from flopwright.report.metrics import Prediction
@@ -34,7 +34,7 @@ def check_bounds(plan: PlanFile, prediction: Prediction) -> CheckBounds:
     interval, metrics = prediction.step_time_interval, prediction.metrics
     hbm_bytes = plan.scenario.cluster.node.gpu.hbm_bytes
     return CheckBounds(
-        plan_name=plan.name,
+        plan_name=slug(plan.name),
         after_steps=min(20, plan.scenario.workload.num_steps),
         discard_steps=min(3, plan.scenario.workload.num_steps - 1),
         step_time_low_s=interval.low,

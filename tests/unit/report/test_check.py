@@ -58,7 +58,13 @@ def test_verdicts(observed: Observed, verdict: str, words: str) -> None:
 
 
 def test_slow_warm_up_steps_do_not_count() -> None:
-    observed = Observed(step_time_s=(30.0,) * 3 + (1.0,) * 20, losses=(5.0,) * 23)
+    # With the warm-up counted, the median would be one of the slow eight.
+    observed = Observed(step_time_s=(30.0,) * 3 + (1.0,) * 9 + (1.3,) * 8, losses=(5.0,) * 20)
+    assert judge(observed, BOUNDS)[0] == "continue"
+
+
+def test_a_step_without_a_time_counts_as_a_step() -> None:
+    observed = Observed(step_time_s=(1.0,) * 19, losses=(5.0,) * 20)
     assert judge(observed, BOUNDS)[0] == "continue"
 
 
