@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ import typer
 if TYPE_CHECKING:
     from flopwright.executor.launch.local import RunResult
     from flopwright.executor.launch.progress import Progress
+    from flopwright.report.metrics import Measurement
 
 
 def run(
@@ -107,16 +108,16 @@ def run(
         typer.echo(json.dumps(_as_data(result, stored)))
     else:
         _report(result, stored)
-    diverged = _diverged(result)
+    diverged = diverged_plans(result.measurements)
     if diverged:
         typer.echo(f"the loss is not finite: {', '.join(diverged)}", err=True)
         raise typer.Exit(1)
 
 
-def _diverged(result: RunResult) -> list[str]:
+def diverged_plans(measurements: Iterable[Measurement]) -> list[str]:
     """Returns the plans whose loss stopped being a number, each with its first such step."""
     found = []
-    for m in result.measurements:
+    for m in measurements:
         bad = next((i for i, loss in enumerate(m.losses, 1) if not math.isfinite(loss)), None)
         if bad is not None:
             found.append(f"{m.plan_name} from step {bad} on")

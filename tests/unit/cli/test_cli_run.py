@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flopwright.cli import main
-from flopwright.cli.run import progress_display
+from flopwright.cli.run import diverged_plans, progress_display
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.spec.load import dump_yaml, load_scenario, make_plan_file
 
@@ -89,3 +91,10 @@ def test_without_a_terminal_progress_is_a_line_every_20_steps_of_a_plan(
     for plan in ("pp2", "dp2"):
         said = [line.partition(",")[0] for line in lines if line.startswith(plan)]
         assert said == [f"{plan}: step {n}/50" for n in (3, 21, 42, 50)]
+
+
+def test_a_plan_whose_loss_stops_being_a_number_is_named_with_its_step() -> None:
+    fine = SimpleNamespace(plan_name="dp2", losses=(3.0, 2.0, 1.0))
+    gone = SimpleNamespace(plan_name="pp2", losses=(3.0, 2.5, math.nan, math.inf))
+    assert diverged_plans([fine]) == []
+    assert diverged_plans([fine, gone]) == ["pp2 from step 3 on"]
