@@ -47,27 +47,6 @@ class _Guess:
         return assumed
 
 
-def from_columns(
-    hidden: int,
-    layers: int,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    ffn: int | None = None,
-    experts: int | None = None,
-    topk: int | None = None,
-    moe_ffn: int | None = None,
-    vocab: int | None = None,
-    *,
-    max_seq_len: int | None = None,
-    name: str | None = None,
-) -> ModelSpec:
-    """Returns the model of `model_from_columns`; its `source` lists the assumptions."""
-    return model_from_columns(
-        hidden, layers, heads, kv_heads, ffn, experts, topk, moe_ffn, vocab,
-        max_seq_len=max_seq_len, name=name,
-    ).spec  # fmt: skip
-
-
 def model_from_columns(
     hidden: int,
     layers: int,

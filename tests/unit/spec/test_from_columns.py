@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopwright.errors import InputError
-from flopwright.spec.from_columns import from_columns, model_from_columns
+from flopwright.spec.from_columns import model_from_columns
 from flopwright.spec.load import load_model
 from flopwright.spec.model import GqaAttention, ModelSpec
 from flopwright.spec.parameters import num_params
@@ -31,11 +31,11 @@ def same(columns: ModelSpec, name: str) -> bool:
 
 
 def test_full_rows_give_the_catalog_models() -> None:
-    assert same(from_columns(8192, 80, 64, 8, 28672, vocab=128256), "llama31_70b")
-    assert same(from_columns(4096, 32, 32, 32, 11008, vocab=32000), "llama2_7b")
-    assert same(from_columns(4096, 32, 32, 8, None, 8, 2, 14336, 32000), "mixtral_8x7b")
-    assert same(from_columns(12288, 96, 96, 96, 49152, vocab=50257), "gpt3_175b")
-    assert same(from_columns(25600, 128, 160, vocab=51200), "gpt_h25600_l128")
+    assert same(model_from_columns(8192, 80, 64, 8, 28672, vocab=128256).spec, "llama31_70b")
+    assert same(model_from_columns(4096, 32, 32, 32, 11008, vocab=32000).spec, "llama2_7b")
+    assert same(model_from_columns(4096, 32, 32, 8, None, 8, 2, 14336, 32000).spec, "mixtral_8x7b")
+    assert same(model_from_columns(12288, 96, 96, 96, 49152, vocab=50257).spec, "gpt3_175b")
+    assert same(model_from_columns(25600, 128, 160, vocab=51200).spec, "gpt_h25600_l128")
 
 
 def test_gaps_are_filled_and_named() -> None:
@@ -51,7 +51,7 @@ def test_a_llama_without_its_width_gets_the_usual_one() -> None:
     model = model_from_columns(4096, 32, 32, 8, vocab=128256)
     assert model.spec.mlp.intermediate_size == 11008
     assert any("11008" in words for words in model.assumptions)
-    assert from_columns(5120, 40, 40, 40).mlp.intermediate_size == 13824
+    assert model_from_columns(5120, 40, 40, 40).spec.mlp.intermediate_size == 13824
 
 
 def test_experts_take_the_dense_width_where_theirs_is_missing() -> None:
@@ -89,7 +89,7 @@ def test_a_head_width_that_does_not_divide_is_said() -> None:
 )
 def test_columns_that_contradict_are_refused(columns: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError, match=field):
-        from_columns(**{"hidden": 64, "layers": 2, **columns})
+        model_from_columns(**{"hidden": 64, "layers": 2, **columns})
 
 
 @given(
