@@ -1,0 +1,1 @@
+"""How well predictions meet measured runs that others published."""
