@@ -27,6 +27,8 @@ from flopwright.units import (
 )
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16", "fp8"]
+# What a datasheet has a peak for: tf32 and fp4 are formats of the multiply, not of a tensor.
+PeakDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
 DTYPE_BYTES: dict[str, int] = {
     "fp64": 8,
     "fp32": 4,
@@ -66,7 +68,7 @@ class GpuSpec(Spec):
 
     name: str = Field(min_length=1)
     kind: Literal["cuda", "rocm", "cpu"] = "cuda"
-    peak_flops_per_s: dict[Dtype, FlopsPerS] = Field(alias="peak_flops", min_length=1)
+    peak_flops_per_s: dict[PeakDtype, FlopsPerS] = Field(alias="peak_flops", min_length=1)
     hbm_bytes: HbmBytes = Field(alias="hbm")
     hbm_bytes_per_s: BytesPerS = Field(alias="hbm_bandwidth")
     reserved_bytes: Bytes = Field(default=0, alias="reserved")
@@ -85,11 +87,20 @@ class GpuSpec(Spec):
 
 
 class LinkSpec(Spec):
-    """A link between ranks: bandwidth per direction and per GPU, and latency of one message."""
+    """A link between ranks: bandwidth per direction and per GPU, and latency of one message.
+
+    Attributes:
+        bytes_per_s: what one GPU can send on it while it receives as much.
+        latency_s: from the start of a small message to its arrival.
+        curve: fitted curves of collectives on it (simulator/hardware/links/<curve>.yaml), which
+            give the share of the bandwidth that a message of some size reaches; None takes the
+            bandwidth as what is usable, at every size.
+    """
 
     name: str
     bytes_per_s: BytesPerS = Field(alias="bandwidth")
     latency_s: Seconds = Field(alias="latency")
+    curve: str | None = Field(default=None, min_length=1)
     source: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -99,22 +110,79 @@ class LinkSpec(Spec):
         return self
 
 
+class FabricSpec(Spec):
+    """How nodes hang together: leaves (pods, rail groups) of nodes under a spine.
+
+    Attributes:
+        nodes_per_leaf: nodes that reach each other without the spine; None if all do.
+        oversubscription: bandwidth into a leaf over what leaves it upwards; 1 is a full tree.
+        spine_latency_s: what the way over the spine adds to a message.
+    """
+
+    nodes_per_leaf: PositiveInt | None = None
+    oversubscription: float = Field(default=1.0, ge=1, le=1000)
+    spine_latency_s: Seconds = Field(default=0.0, alias="spine_latency")
+    source: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _of_this_world(self) -> Self:
+        _within("spine_latency", self.spine_latency_s, (0, _MAX_DELAY_S), show_seconds)
+        return self
+
+
 class NodeSpec(Spec):
-    """One node: its processors, the link between them, its host memory and cores."""
+    """One node: its processors, the link between them, its host memory and cores.
+
+    Attributes:
+        link: between the GPUs of an NVLink domain (of a node, where there is no such domain).
+        nvlink_domain_gpus: GPUs that `link` joins: 72 of GB200 NVL72, in nodes of 4. None is
+            the node itself.
+        link_layout: "switch" gives a GPU its whole bandwidth towards any set of others; in a
+            "mesh" it is cut into equal links, one to each other GPU of the node, so a group
+            of g of the node's G GPUs has (g - 1) / (G - 1) of it. None is a switch.
+        nics: network adapters of the node; None is one a GPU. ClusterSpec.network stays the
+            bandwidth of one GPU: adapters that GPUs share are already divided in it.
+        host_link: between a GPU and its host (PCIe, NVLink-C2C).
+        host_memory_bytes_per_s: bandwidth of the node's host memory, shared by its GPUs.
+        nvme: the node's own disks, bandwidth for one GPU where all use them.
+    """
 
     gpus: int = Field(ge=1, le=MAX_GPUS)
     gpu: GpuSpec
     link: LinkSpec
+    nvlink_domain_gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS)
+    link_layout: Literal["switch", "mesh"] | None = None
+    nics: PositiveInt | None = None
     host_bytes: Bytes = Field(alias="host_memory")
     host_link: LinkSpec | None = None
+    host_memory_bytes_per_s: BytesPerS | None = Field(default=None, alias="host_memory_bandwidth")
+    nvme: LinkSpec | None = None
     cores: PositiveInt | None = None
+
+    @property
+    def domain_gpus(self) -> int:
+        """GPUs that reach each other over `link`: those of the NVLink domain, else the node's."""
+        return self.nvlink_domain_gpus or self.gpus
+
+    @model_validator(mode="after")
+    def _domain(self) -> Self:
+        if self.domain_gpus % self.gpus:
+            raise ValueError(
+                f"nvlink_domain_gpus ({self.domain_gpus}) must be a multiple of gpus ({self.gpus})"
+            )
+        if self.host_memory_bytes_per_s is not None:
+            rate = self.host_memory_bytes_per_s
+            _within("host_memory_bandwidth", rate, _RATE, format_bytes_per_s)
+        return self
 
 
 class ClusterSpec(Spec):
     """A cluster of equal nodes.
 
     Attributes:
-        network: the link between nodes, per GPU.
+        network: the link between nodes (NVLink domains), per GPU.
+        fabric: leaves and spine of the network; None is one full-bandwidth switch.
+        storage: the shared file system, bandwidth for one GPU where all use it.
         price_usd_per_gpu_h: list price of one GPU hour, with its source; None if unknown.
         calibration: path or id of the calibration measured on it, if there is one.
     """
@@ -123,6 +191,8 @@ class ClusterSpec(Spec):
     num_nodes: int = Field(ge=1, le=MAX_GPUS)
     node: NodeSpec
     network: LinkSpec | None = None
+    fabric: FabricSpec | None = None
+    storage: LinkSpec | None = None
     price_usd_per_gpu_h: UsdPerHour | None = Field(default=None, alias="price_per_gpu")
     price_source: str = ""
     power_usage_effectiveness: PositiveFloat = 1.0
@@ -143,7 +213,7 @@ class ClusterSpec(Spec):
 
     @model_validator(mode="after")
     def _network(self) -> Self:
-        if self.num_nodes > 1 and self.network is None:
+        if self.num_nodes > 1 and self.network is None and self.num_gpus > self.node.domain_gpus:
             raise ValueError("a cluster of more than one node needs its network link")
         return self
 

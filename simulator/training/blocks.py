@@ -186,7 +186,7 @@ def _comm_seconds(
         times = collective_seconds(
             Collective(table.collective[row]),
             table.bytes[row],
-            layer_group(table.group[row], combos, scenario.cluster.node.gpus),
+            layer_group(table.group[row], combos, scenario.cluster.node.domain_gpus),
             scenario.cluster,
             calibration,
             _copies(scenario, table, row),

@@ -279,7 +279,7 @@ def _send_seconds(
 ) -> tuple[Array, tuple[str, ...]]:
     """Returns the seconds of each hop between neighbouring chunks, (chunks, C)."""
     pp, vpp = int(candidates.pp[0]), int(candidates.vpp[0])
-    gpus = scenario.cluster.node.gpus
+    gpus = scenario.cluster.node.domain_gpus
     ranks_per_stage = candidates.world_size // candidates.pp
     out = np.zeros((pp * vpp, len(candidates)))
     notes: dict[str, None] = {}

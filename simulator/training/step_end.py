@@ -79,7 +79,7 @@ def step_end(
     exposed = np.where(zero >= 2, 0.0, _exposed(reduction, share, microbatch_backward_s))
     gathers = np.where((zero == 1) | (zero == 2), traffic.gather_s, 0.0) + traffic.update_s
     update = update_seconds(scenario, candidates, calibration, params, muon_s)
-    world = group_shape(candidates.world_size, 1, scenario.cluster.node.gpus)
+    world = group_shape(candidates.world_size, 1, scenario.cluster.node.domain_gpus)
     norm_s = price.seconds(Collective.ALL_REDUCE, np.full(len(candidates), _NORM_BYTES), world)
     return StepEnd(
         reduce_s=exposed * factor,
@@ -173,7 +173,7 @@ def _comm_bytes(scenario: Scenario, candidates: Candidates, params: ParamCounts)
 
 def _groups(scenario: Scenario, c: Candidates) -> tuple[GroupShape, GroupShape]:
     """Returns the groups that reduce dense and expert gradients (plan/mesh.py's layout)."""
-    gpus = scenario.cluster.node.gpus
+    gpus = scenario.cluster.node.domain_gpus
     expert_size = np.maximum(c.dp * c.cp * c.tp // c.ep, 1)
     return group_shape(c.dp * c.cp, c.tp, gpus), group_shape(expert_size, c.ep, gpus)
 
