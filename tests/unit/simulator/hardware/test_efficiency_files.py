@@ -47,6 +47,9 @@ def test_every_number_of_a_gpu_has_a_source(gpu: str) -> None:
 
 def test_an_h800_computes_like_an_h100() -> None:
     h800, h100 = load_gpu("h800_sxm"), load_gpu("h100_sxm")
-    assert h800.peak_flops_per_s == h100.peak_flops_per_s
+    cut = {"fp64"}  # export rules cut the double precision alone
+    assert {k: v for k, v in h800.peak_flops_per_s.items() if k not in cut} == {
+        k: v for k, v in h100.peak_flops_per_s.items() if k not in cut
+    }
     a, b = (read_calibration(SHIPPED / f"{n}.yaml").curves for n in ("h800_sxm", "h100_sxm"))
     assert a == b

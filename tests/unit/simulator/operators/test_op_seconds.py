@@ -113,8 +113,8 @@ def test_a_class_without_a_curve_borrows_and_says_so() -> None:
 
 
 def test_a_dtype_the_gpu_has_no_peak_for_is_refused() -> None:
-    with pytest.raises(InputError, match=r"no peak for fp64.*known: bf16, fp16, fp32, fp8"):
-        op_seconds(_gemm(512, 512, 512, "fp64"), H800, PRIOR)
+    with pytest.raises(InputError, match=r"no peak for fp4.*known: bf16, fp16, fp32, fp64, fp8"):
+        op_seconds(_gemm(512, 512, 512, "fp4"), H800, PRIOR)
 
 
 def test_a_measured_peak_is_not_exceeded_either() -> None:
