@@ -92,6 +92,12 @@ def _all_gpus(c: Candidates, scenario: Scenario) -> Bools:
     return np.asarray(c.world_size == scenario.cluster.num_gpus)
 
 
+def _fast_links(tp: NDArray[np.int64], scenario: Scenario) -> Bools:
+    node = scenario.cluster.node
+    whole_nodes = (tp % node.gpus == 0) & (tp <= node.domain_gpus)
+    return np.asarray((node.gpus % tp == 0) | whole_nodes)
+
+
 def _near(value: int, of: int) -> str:
     return f"nearest valid: {', '.join(map(str, nearest_divisors(value, of)))}"
 
@@ -200,8 +206,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="tp_in_node",
         field="parallel.tp",
-        reason="tp must fit in a node and divide it: its collectives run in every layer",
-        holds=lambda c, s: np.asarray(s.cluster.node.gpus % c.tp == 0),
+        reason="tp must divide a node, or fill nodes of one NVLink domain: its collectives run in "
+        "every layer",
+        holds=lambda c, s: _fast_links(c.tp, s),
         fix=lambda p, s: _near(p.tp, s.cluster.node.gpus),
     ),
     Rule(

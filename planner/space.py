@@ -19,7 +19,7 @@ from flopwright.errors import InputError, Violation, did_you_mean, divisors
 from flopwright.plan.parallel import even_split
 from flopwright.planner.constraints import RULES, broken_rules, legal, violations
 from flopwright.simulator.training.candidates import RECOMPUTES, SCHEDULES, Candidates
-from flopwright.spec.cluster import MAX_GPUS
+from flopwright.spec.cluster import MAX_GPUS, NodeSpec
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.workload import MAX_BATCH
 
@@ -145,7 +145,7 @@ def _axis_values(scenario: Scenario, fixed: dict[str, int]) -> dict[str, Sequenc
     offload = (0, 1) if cuda and cluster.node.host_link is not None else (0,)
     batch = scenario.workload.global_batch_size
     values: dict[str, Sequence[int]] = {
-        "tp": search.tp or divisors(math.gcd(cluster.node.gpus, model.attention.num_heads)),
+        "tp": search.tp or _tensor_parallel(cluster.node, model.attention.num_heads),
         "pp": search.pp or [d for d in divisors(gpus) if d <= model.num_layers],
         "vpp": search.vpp or range(1, min(MAX_VPP, model.num_layers) + 1),
         "cp": (1,),
@@ -240,6 +240,15 @@ def _with_layouts(
     keep = (axes["split"] == 0) | (layout >= 0)
     out = {name: column[keep] for name, column in axes.items() if name != "split"}
     return out | {"layout": layout[keep]}, tuple(table.values())
+
+
+def _tensor_parallel(node: NodeSpec, heads: int) -> list[int]:
+    """Returns the head counts' divisors that divide a node or fill nodes of one NVLink domain."""
+    return [
+        tp
+        for tp in divisors(heads)
+        if node.gpus % tp == 0 or (tp % node.gpus == 0 and tp <= node.domain_gpus)
+    ]
 
 
 def _with_replicas(
