@@ -16,13 +16,17 @@ from numpy.typing import NDArray
 
 from flopwright.errors import Violation, nearest_divisors
 from flopwright.plan.parallel import MAX_MICROBATCHES, ParallelPlan, plan_violations
-from flopwright.simulator.training.candidates import RECOMPUTES, SCHEDULES, Candidates
+from flopwright.simulator.training.candidates import RECOMPUTES, Candidates
+from flopwright.simulator.training.schedule_rules import (
+    chunks_fit,
+    enough_microbatches,
+    rounds_fit,
+)
 from flopwright.spec.scenario import Scenario
 
 Bools = NDArray[np.bool_]
 # Ranks that the arrays' 64 bits cannot hold; "ranks" has refused them.
 _WRAPS: Final = 2**62
-_INTERLEAVED: Final = SCHEDULES.index("interleaved_1f1b")
 _FULL: Final = RECOMPUTES.index("full")
 
 
@@ -67,10 +71,16 @@ def _batch(c: Candidates, scenario: Scenario) -> Bools:
     return np.asarray(scenario.workload.global_batch_size % (c.micro_batch_size * c.dp) == 0)
 
 
-def _interleave(c: Candidates, scenario: Scenario) -> Bools:
+def _rounds(c: Candidates, scenario: Scenario) -> Bools:
     microbatches = c.num_microbatches(scenario.workload.global_batch_size)
     # A batch that does not divide is the other rule's to report.
-    return np.asarray((c.vpp == 1) | (microbatches % c.pp == 0) | ~_batch(c, scenario))
+    return rounds_fit(c, microbatches) | ~_batch(c, scenario)
+
+
+def _enough(c: Candidates, scenario: Scenario) -> Bools:
+    microbatches = c.num_microbatches(scenario.workload.global_batch_size)
+    found = enough_microbatches(c, microbatches) | ~_rounds(c, scenario)
+    return found | ~_batch(c, scenario)
 
 
 def _context(c: Candidates, scenario: Scenario) -> Bools:
@@ -162,8 +172,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="schedule",
         field="parallel.schedule",
-        reason="vpp above 1 and interleaved_1f1b go together",
-        holds=lambda c, s: np.asarray((c.vpp > 1) == (c.schedule == _INTERLEAVED)),
+        reason="vpp and the schedule must go together",
+        holds=lambda c, s: chunks_fit(c),
         shape=True,
     ),
     Rule(
@@ -186,7 +196,14 @@ RULES: Final[tuple[Rule, ...]] = (
         name="interleaved_batch",
         field="parallel.pp",
         reason="interleaving needs num_microbatches to be a multiple of pp",
-        holds=_interleave,
+        holds=_rounds,
+        shape=True,
+    ),
+    Rule(
+        name="schedule_batch",
+        field="parallel.schedule",
+        reason="dualpipe_v needs at least 2*pp micro-batches",
+        holds=_enough,
         shape=True,
     ),
     Rule(

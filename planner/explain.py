@@ -35,6 +35,10 @@ _PARTS: Final = {
     "cp": "context-parallel ranks",
     "ep": "expert-parallel ranks",
     "gpipe": "all forwards before any backward",
+    "zbh1": "ZB-H1: weight gradients fill the bubble",
+    "zbv": "ZB-V: a V of two runs of layers a stage, weight gradients fill the bubble",
+    "dualpipev": "DualPipe-V: a V of two runs of layers a stage, forwards beside backwards",
+    "epoverlap": "expert exchanges behind the compute of another micro-batch",
     "dp": "data-parallel ranks",
     "zero": "ZeRO stage",
     "mbs": "sequences a micro-batch",
@@ -54,6 +58,7 @@ _CLASS_WORDS: Final = {
     "dp_comm": "gradient reduction and weight gathering",
     "offload": "transfers to host memory",
     "optimizer": "optimizer",
+    "host": "waiting for the host to launch work",
     "idle": "pipeline bubble and waiting",
 }
 

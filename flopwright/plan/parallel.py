@@ -7,12 +7,18 @@ from typing import Final, Literal
 from pydantic import Field, NonNegativeInt
 
 from flopwright.errors import Violation, nearest_divisors
+from flopwright.plan.schedules.placement import (
+    CHUNKS_PER_STAGE,
+    chunks_of_stage,
+    fewest_microbatches,
+    in_rounds,
+)
+from flopwright.plan.schedules.placement import ScheduleName as ScheduleName
 from flopwright.spec.base import Spec
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.scenario import Ranks, Scenario
 from flopwright.spec.workload import MAX_BATCH
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b"]
 RecomputeName = Literal["none", "selective", "full"]
 
 # A step's list is written out and replayed: with more micro-batches a rank it would not end.
@@ -21,6 +27,15 @@ MAX_MICROBATCHES: Final = 2**16
 # by the `tag` of their TensorLife. "selective" is Kimi K2's list (arXiv 2507.20534, 2.4):
 # norms, SwiGLU and the MLA up-projections. "full" keeps only each layer's input.
 SELECTIVE_TAGS = frozenset({"norm", "swiglu", "mla_up"})
+
+
+# A schedule's name in a plan's label.
+_LABELS: Final[dict[ScheduleName, str]] = {
+    "zb_h1": "zbh1",
+    "zb_v": "zbv",
+    "dualpipe_v": "dualpipev",
+    "interleaved_1f1b_overlap": "epoverlap",
+}
 
 
 class ParallelPlan(Spec):
@@ -84,10 +99,10 @@ class ParallelPlan(Spec):
         return tuple(range(s, s + n) for s, n in zip(starts, sizes, strict=True))
 
     def stage_layers(self, num_layers: int) -> tuple[tuple[int, ...], ...]:
-        """Returns the layers held by each of the pp stages (chunk c lives on stage c mod pp)."""
+        """Returns the layers held by each of the pp stages, in model order."""
         chunks = self.chunk_layers(num_layers)
         return tuple(
-            tuple(layer for c in range(s, self.num_chunks, self.pp) for layer in chunks[c])
+            tuple(layer for c in chunks_of_stage(self, s) for layer in chunks[c])
             for s in range(self.pp)
         )
 
@@ -104,8 +119,8 @@ class ParallelPlan(Spec):
             )
             if v > 1
         ]
-        if self.schedule == "gpipe" and self.pp > 1:
-            parts.append("gpipe")
+        if self.schedule not in {"1f1b", "interleaved_1f1b"} and self.num_chunks > 1:
+            parts.append(_LABELS.get(self.schedule, self.schedule))
         replicas = f"{self.dp_replicate}x" if self.dp_replicate > 1 else ""
         parts.append(f"dp{replicas}{self.dp_shard}")
         if self.zero_stage:
@@ -234,16 +249,23 @@ def _model_rules(plan: ParallelPlan, model: ModelSpec) -> list[Violation]:
                 nearest_fix="use zero_stage 1 with pp above 1",
             )
         )
-    if (plan.vpp > 1) != (plan.schedule == "interleaved_1f1b"):
-        found.append(
-            Violation(
-                field="parallel.schedule",
-                value=plan.schedule,
-                rule="vpp above 1 and the schedule interleaved_1f1b go together",
-                nearest_fix="use interleaved_1f1b" if plan.vpp > 1 else "use 1f1b",
-            )
+    return found + _schedule_rules(plan)
+
+
+def _schedule_rules(plan: ParallelPlan) -> list[Violation]:
+    least, most = CHUNKS_PER_STAGE[plan.schedule]
+    if plan.vpp >= least and (not most or plan.vpp <= most):
+        return []
+    wanted = str(least) if least == most else f"at least {least}"
+    plain = "1f1b" if plan.vpp == 1 else "interleaved_1f1b"
+    return [
+        Violation(
+            field="parallel.schedule",
+            value=plan.schedule,
+            rule=f"vpp {plan.vpp} and the schedule do not go together: it takes vpp {wanted}",
+            nearest_fix=f"use {plain}, or vpp {least}",
         )
-    return found
+    ]
 
 
 def _batch_rules(plan: ParallelPlan, global_batch_size: int) -> list[Violation]:
@@ -265,14 +287,33 @@ def _batch_rules(plan: ParallelPlan, global_batch_size: int) -> list[Violation]:
                 "a smaller global_batch_size",
             )
         )
-    if not found and plan.vpp > 1 and microbatches % plan.pp:
+    if found:
+        return found
+    return _pipeline_batch_rules(plan, microbatches)
+
+
+def _pipeline_batch_rules(plan: ParallelPlan, microbatches: int) -> list[Violation]:
+    if in_rounds(plan.schedule, plan.vpp) and microbatches % plan.pp:
         near = ", ".join(map(str, nearest_divisors(plan.pp, microbatches)))
-        found.append(
+        return [
             Violation(
                 field="parallel.pp",
                 value=str(plan.pp),
                 rule=f"must divide num_microbatches ({microbatches}) for interleaving",
                 nearest_fix=f"nearest valid pp: {near}",
             )
-        )
-    return found
+        ]
+    fewest = fewest_microbatches(plan.schedule, plan.pp)
+    if microbatches < fewest:
+        near_pp = microbatches // fewest_microbatches(plan.schedule, 1)
+        smaller = f"pp of at most {near_pp}, " if near_pp else ""
+        return [
+            Violation(
+                field="parallel.schedule",
+                value=plan.schedule,
+                rule=f"needs at least {fewest} micro-batches a rank and step, not {microbatches}",
+                limit=str(fewest),
+                nearest_fix=f"use {smaller}zb_v, or fewer data-parallel ranks",
+            )
+        ]
+    return []

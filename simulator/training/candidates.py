@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Final, Literal, cast
+from typing import Final, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,7 @@ from flopwright.plan.parallel import ParallelPlan, RecomputeName, ScheduleName
 
 Ints = NDArray[np.int64]
 
-SCHEDULES: Final[tuple[ScheduleName, ...]] = ("gpipe", "1f1b", "interleaved_1f1b")
+SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 RECOMPUTES: Final[tuple[RecomputeName, ...]] = ("none", "selective", "full")
 DATA_PARALLELS: Final[tuple[Literal["deepspeed", "fsdp2", "none"], ...]] = (
     "deepspeed",

@@ -9,7 +9,12 @@ from numpy.typing import NDArray
 
 from flopwright.errors import InputError, Violation
 from flopwright.plan.parallel import MAX_MICROBATCHES
-from flopwright.simulator.training.candidates import SCHEDULES, Candidates
+from flopwright.simulator.training.candidates import Candidates
+from flopwright.simulator.training.schedule_rules import (
+    chunks_fit,
+    enough_microbatches,
+    rounds_fit,
+)
 from flopwright.spec.scenario import Scenario
 
 # With more, products of the axes might wrap around in 64 bits.
@@ -24,7 +29,6 @@ def check_candidates(scenario: Scenario, candidates: Candidates) -> None:
     """
     c, model, batch = candidates, scenario.model, scenario.workload.global_batch_size
     experts = model.moe.num_experts if model.moe else 1
-    interleaved = c.schedule == SCHEDULES.index("interleaved_1f1b")
     # Fields may each be large: their product is taken where it cannot wrap around.
     axes = (c.dp_replicate, c.dp_shard, c.tp, c.cp, c.pp)
     world = np.prod([a.astype(float) for a in axes], axis=0)
@@ -42,9 +46,9 @@ def check_candidates(scenario: Scenario, candidates: Candidates) -> None:
         ("ep", (c.dp_shard * c.cp * c.tp) % c.ep != 0, "must divide dp_shard*cp*tp"),
         ("pp", c.pp * c.vpp > model.num_layers,
          f"pp*vpp must not exceed the model's layers ({model.num_layers})"),
-        ("schedule", (c.vpp > 1) != interleaved, "vpp above 1 and interleaved_1f1b go together"),
-        ("pp", interleaved & (m % c.pp != 0),
-         "interleaving needs num_microbatches to be a multiple of pp"),
+        ("schedule", ~chunks_fit(c), "vpp and the schedule must go together"),
+        ("pp", ~rounds_fit(c, m), "interleaving needs num_microbatches to be a multiple of pp"),
+        ("schedule", ~enough_microbatches(c, m), "dualpipe_v needs at least 2*pp micro-batches"),
         ("zero_stage", (c.zero_stage > 1) & (c.pp > 1),
          "gradients cannot be sharded across micro-batches of a pipeline"),
         ("world_size", world > scenario.cluster.num_gpus, too_many),

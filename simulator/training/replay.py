@@ -83,7 +83,7 @@ def _replay_one(program: Program, durations: Durations) -> Timeline:
     start, end = [0.0] * count, [0.0] * count
     last: list[int] = []
     for i, entry in enumerate(program.entries):
-        kind, chunk, _, peer = entry.action
+        kind, chunk, _, peer, *_ = entry.action
         stage = entry.stage
         if kind in seconds:
             values, shift = seconds[kind]
@@ -119,7 +119,7 @@ def _replay_many(program: Program, durations: Durations) -> Timeline:
     end = np.zeros_like(start)
     last: list[int] = []
     for i, entry in enumerate(program.entries):
-        kind, chunk, _, peer = entry.action
+        kind, chunk, _, peer, *_ = entry.action
         stage = entry.stage
         start[i] = free[stage]
         if kind in seconds:
@@ -157,7 +157,7 @@ def replay_step_seconds(program: Program, durations: Durations) -> Array:
     link: dict[tuple[int, int], Array] = {}
     arrives: dict[int, Array] = {}
     for i, entry in enumerate(program.entries):
-        kind, chunk, _, peer = entry.action
+        kind, chunk, _, peer, *_ = entry.action
         mine = free[entry.stage]
         if entry.waits_for >= 0:
             np.maximum(mine, arrives.pop(entry.waits_for), out=mine)

@@ -2,6 +2,11 @@
 
 Chunk c of the model lives on stage c mod pp. Micro-batches go through a rank's chunks in
 groups of pp.
+
+With `overlap`, every stage runs one forward more before its first backward (Kimi K2,
+arXiv 2507.20534, 2.4; Megatron-LM's overlap_moe_expert_parallel_comm): on every stage, the
+last one included, a forward and the backward after it are then of different micro-batches,
+so that the expert all-to-alls of one run behind the other's compute.
 """
 
 from __future__ import annotations
@@ -9,21 +14,34 @@ from __future__ import annotations
 from flopwright.plan.schedules.actions import Action, ActionKind
 
 
-def interleaved_1f1b(stage: int, pp: int, num_microbatches: int, vpp: int) -> tuple[Action, ...]:
+def interleaved_1f1b(
+    stage: int, pp: int, num_microbatches: int, vpp: int, *, overlap: bool = False
+) -> tuple[Action, ...]:
     """Returns the compute actions of `stage`; num_microbatches must be a multiple of pp."""
     total = num_microbatches * vpp
-    warmup = min(total, 2 * (pp - stage - 1) + (vpp - 1) * pp)
+    warmup = min(total, 2 * (pp - stage - 1) + (vpp - 1) * pp + overlap)
 
-    def slot(step: int, backward: bool) -> tuple[int, int]:
-        group, within = divmod(step, pp * vpp)
-        local_chunk, offset = divmod(within, pp)
-        if backward:
-            local_chunk = vpp - 1 - local_chunk
-        return local_chunk * pp + stage, group * pp + offset
+    def action(kind: ActionKind, step: int, pair: bool = False) -> Action:
+        return Action(kind, *slot(kind, step, stage, pp, vpp), overlaps=pair)
 
-    out = [Action(ActionKind.FORWARD, *slot(i, False)) for i in range(warmup)]
+    out = [action(ActionKind.FORWARD, i) for i in range(warmup)]
     for i in range(warmup, total):
-        out.append(Action(ActionKind.FORWARD, *slot(i, False)))
-        out.append(Action(ActionKind.BACKWARD, *slot(i - warmup, True)))
-    out.extend(Action(ActionKind.BACKWARD, *slot(i, True)) for i in range(total - warmup, total))
+        out.append(action(ActionKind.FORWARD, i, overlap))
+        out.append(action(ActionKind.BACKWARD, i - warmup, overlap))
+    out.extend(action(ActionKind.BACKWARD, i) for i in range(total - warmup, total))
     return tuple(out)
+
+
+def slot(kind: ActionKind, step: int, stage: int, pp: int, vpp: int) -> tuple[int, int]:
+    """Returns (chunk, micro-batch) of the `step`-th action of its kind on `stage`.
+
+    Forwards go through the stage's chunks in model order, backwards in reverse, each chunk
+    pp micro-batches at a time.
+    """
+    if vpp == 1:
+        return stage, step
+    group, within = divmod(step, pp * vpp)
+    local, offset = divmod(within, pp)
+    if kind is not ActionKind.FORWARD:
+        local = vpp - 1 - local
+    return local * pp + stage, group * pp + offset

@@ -15,7 +15,7 @@ from flopwright.planner.result import SearchResult
 from flopwright.planner.search import search
 from flopwright.planner.sensitivity import STEP
 from flopwright.simulator.calibration.files import default_calibration
-from flopwright.simulator.training.candidates import Candidates
+from flopwright.simulator.training.candidates import SCHEDULES, Candidates
 from flopwright.simulator.training.evaluate import evaluate
 from flopwright.spec.load import load_scenario
 from flopwright.units import plural, show_bytes, show_count, show_percent, show_seconds
@@ -89,6 +89,9 @@ def test_the_legend_knows_every_part_of_a_label() -> None:
     assert legend([plan.model_copy(update={"recompute": "selective"}).label()]).count("=") == len(
         parts
     )
+    for schedule in set(SCHEDULES) - {"1f1b", "interleaved_1f1b"}:
+        label = plan.model_copy(update={"schedule": schedule}).label()
+        assert legend([label]).count("=") == len(parts)
 
 
 def test_what_hardly_binds_is_not_told() -> None:

@@ -25,6 +25,19 @@ K2 = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
         ({"pp": 2, "layers_per_stage": (60, 2)}, "parallel.layers_per_stage", "[31, 30]"),
         ({"pp": 2, "zero_stage": 3}, "parallel.zero_stage", "zero_stage 1"),
         ({"vpp": 2}, "parallel.schedule", "interleaved_1f1b"),
+        ({"schedule": "interleaved_1f1b"}, "parallel.schedule", "use 1f1b, or vpp 2"),
+        ({"schedule": "zb_v", "vpp": 3}, "parallel.schedule", "or vpp 2"),
+        ({"schedule": "dualpipe_v"}, "parallel.schedule", "use 1f1b, or vpp 2"),
+        (
+            {"schedule": "dualpipe_v", "vpp": 2, "pp": 16, "dp_shard": 128, "micro_batch_size": 8},
+            "parallel.schedule",
+            "pp of at most 8, zb_v",
+        ),
+        (
+            {"schedule": "zb_h1", "vpp": 2, "pp": 3, "dp_shard": 128},
+            "parallel.pp",
+            "nearest valid pp: 2, 4",
+        ),
     ],
 )
 def test_each_rule_names_its_field_and_fix(plan: dict[str, object], field: str, fix: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 from flopwright.errors import InputError
 from flopwright.plan.parallel import MAX_MICROBATCHES, ParallelPlan, plan_violations
 from flopwright.planner.constraints import RULES, broken_rules, legal, violations
-from flopwright.simulator.training.candidates import Candidates
+from flopwright.simulator.training.candidates import SCHEDULES, Candidates
 from flopwright.simulator.training.evaluate import evaluate
 from flopwright.spec.load import load_scenario
 from flopwright.spec.scenario import Scenario
@@ -34,6 +34,7 @@ BROKEN = {
     "interleaved_batch": _change(
         vpp=2, schedule="interleaved_1f1b", pp=16, micro_batch_size=16, dp_shard=128
     ),
+    "schedule_batch": _change(vpp=2, schedule="dualpipe_v", micro_batch_size=8),
     "all_gpus": _change(dp_shard=64),
     "tp_in_node": _change(tp=16, pp=1, dp_shard=128),
     "sequence_shards": _change(cp=3),
@@ -98,7 +99,7 @@ def test_shape_rules_equal_the_plans_own_on_random_plans() -> None:
     rng = np.random.default_rng(0)
     plans = []
     for _ in range(2000):
-        vpp = int(rng.choice([1, 1, 2]))
+        vpp = int(rng.choice([1, 1, 2, 2, 3]))
         plans.append(
             ParallelPlan(
                 dp_replicate=int(rng.choice([1, 2])),
@@ -109,7 +110,7 @@ def test_shape_rules_equal_the_plans_own_on_random_plans() -> None:
                 ep=int(rng.choice([1, 2, 5, 16])),
                 micro_batch_size=int(rng.choice([1, 2, 3, 16])),
                 zero_stage=int(rng.choice([0, 1, 2, 3])),
-                schedule=str(rng.choice(["1f1b", "gpipe", "interleaved_1f1b"])),
+                schedule=str(rng.choice(SCHEDULES)),
             )
         )
     shape = [r for r in RULES if r.shape]
