@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flopwright.ops import Array
 from flopwright.simulator.accuracy.fit_levels import LevelFit, fit_levels
@@ -61,7 +63,7 @@ def held_out(
     return HeldOut(log_s, log_std, theta)
 
 
-def predicted(fit: LevelFit, arrays: StepArrays, rows: Array) -> tuple[Array, Array]:
+def predicted(fit: LevelFit, arrays: StepArrays, rows: NDArray[Any]) -> tuple[Array, Array]:
     """Returns (log step seconds, standard deviation of log(measured / predicted)) of runs.
 
     The deviation is the scatter inside a stack and what the fit does not know of the

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from flopwright.simulator.accuracy.fit_bayes import Posterior, robust_map
 from flopwright.simulator.accuracy.fit_step import SLOT, SLOTS, StepArrays, step_seconds
 
 Ints = NDArray[np.int64]
+Rows = NDArray[Any] | slice
+ALL: Final = slice(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +57,16 @@ class Design:
     base: Array
     index: Ints
 
-    def values(self, theta: Array, rows: Array | slice = slice(None)) -> Array:
+    def values(self, theta: Array, rows: Rows = ALL) -> Array:
         """Returns the scalars of the runs, (R, SLOTS)."""
         return linked(self.raw(theta, rows))
 
-    def raw(self, theta: Array, rows: Array | slice = slice(None)) -> Array:
+    def raw(self, theta: Array, rows: Rows = ALL) -> Array:
         """Returns the scalars before their links, (R, SLOTS)."""
         padded = np.append(theta, 0.0)
         return np.asarray(self.base + padded[self.index[rows]].sum(axis=2))
 
-    def log_steps(
-        self, theta: Array, arrays: StepArrays, rows: Array | slice = slice(None)
-    ) -> tuple[Array, Array]:
+    def log_steps(self, theta: Array, arrays: StepArrays, rows: Rows = ALL) -> tuple[Array, Array]:
         """Returns (log step seconds (R,), their derivative by the parameters (R, P))."""
         index = self.index[rows]
         values = self.values(theta, rows)

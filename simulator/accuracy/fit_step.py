@@ -15,9 +15,10 @@ fit before: hops, uneven stages and hidden shares that compute bounds are in it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flopwright.ops import Array
 
@@ -90,7 +91,7 @@ class StepArrays:
     def __len__(self) -> int:
         return len(self.pp)
 
-    def take(self, index: Array) -> StepArrays:
+    def take(self, index: NDArray[Any]) -> StepArrays:
         """Returns the runs at `index` (integers or a mask)."""
         return StepArrays(**{name: getattr(self, name)[index] for name in self.__slots__})
 
