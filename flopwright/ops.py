@@ -26,6 +26,7 @@ class OpKind(IntEnum):
     ATTENTION = 2
     MEMORY_BOUND = 3  # norms, activations, rotary, permutes, residual sums, losses
     OPTIMIZER = 4
+    QUANTIZE = 5  # casts to and from narrow formats, scales included
 
 
 class Phase(IntEnum):

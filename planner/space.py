@@ -218,7 +218,7 @@ def _product(scenario: Scenario, fixed: dict[str, int]) -> Candidates:
     if "dp_replicate" in fixed:
         replicas = np.full_like(dp, fixed["dp_replicate"])
         shard = np.maximum(dp // replicas, 1)
-        return Candidates.build(layouts, **axes, dp_replicate=replicas, dp_shard=shard)
+        return Candidates.build(layouts, (), **axes, dp_replicate=replicas, dp_shard=shard)
     return _with_replicas(axes, dp, layouts, scenario)
 
 
@@ -266,5 +266,5 @@ def _with_replicas(
         replicas = np.concatenate([replicas, np.full(len(whole), count)])
     columns = {name: column[index] for name, column in axes.items()}
     return Candidates.build(
-        layouts, **columns, dp_replicate=replicas, dp_shard=dp[index] // replicas
+        layouts, (), **columns, dp_replicate=replicas, dp_shard=dp[index] // replicas
     )

@@ -34,6 +34,8 @@ def _rules(plan: PlanFile) -> Iterable[_Rule]:
     rules.append(("parallel.pp", tied, f"{plan.parallel.pp}, with tied embeddings", "use 1"))
     zero_fp64 = plan.parallel.zero_stage > 0 and plan.scenario.workload.precision.weights == "fp64"
     fix = "use 0, or fp32: DeepSpeed keeps its part in fp32"
+    mtp = plan.scenario.model.mtp_layers
+    rules.append(("model.mtp_layers", mtp > 0, str(mtp), "use 0"))
     rules.append(("parallel.zero_stage", zero_fp64, f"{plan.parallel.zero_stage}, in fp64", fix))
     return rules
 
@@ -57,6 +59,9 @@ def _plan_rules(plan: ParallelPlan) -> Iterable[_Rule]:
         ("parallel.fp8_activations", plan.fp8_activations, "true", "use false"),
         ("parallel.activation_offload", plan.activation_offload, "true", "use false"),
         ("parallel.optimizer_offload", plan.optimizer_offload, "true", "use false"),
+        ("parallel.gradient_offload", plan.gradient_offload, "true", "use false"),
+        ("parallel.parameter_offload", plan.parameter_offload, "true", "use false"),
+        ("parallel.etp", plan.etp > 1, str(plan.etp), "use 1"),
     )
 
 
@@ -65,8 +70,18 @@ def _workload_rules(workload: Workload) -> Iterable[_Rule]:
     formats = precision.weights == precision.compute and precision.weights in _DTYPES
     wide = precision.weights in {"fp32", "fp64"}
     sums = precision.weights if wide else "fp32"
+    load, lora, gemm = workload.expert_load, workload.lora_rank, precision.gemm
     return (
         ("workload.optimizer.kind", kind != "adamw", kind, "use adamw"),
+        ("workload.lora_rank", lora is not None, str(lora), "leave it out"),
+        ("workload.expert_load.kind", load.kind != "balanced", load.kind, "use balanced"),
+        (
+            "workload.expert_load.redundant_experts",
+            load.redundant_experts > 0,
+            str(load.redundant_experts),
+            "use 0",
+        ),
+        ("workload.precision.gemm", gemm != "same", gemm, "use same"),
         (
             "workload.precision.weights",
             not formats,

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from pydantic import Field, NonNegativeInt
 
 from flopwright.errors import Violation, nearest_divisors
+from flopwright.plan.extra_rules import memory_move_violations, shard_violations
 from flopwright.plan.schedules.placement import (
     CHUNKS_PER_STAGE,
     chunks_of_stage,
@@ -14,12 +15,13 @@ from flopwright.plan.schedules.placement import (
     in_rounds,
 )
 from flopwright.plan.schedules.placement import ScheduleName as ScheduleName
-from flopwright.spec.base import Spec
-from flopwright.spec.model import ModelSpec
+from flopwright.spec.base import Grown
+from flopwright.spec.model import MAX_LAYERS, ModelSpec
 from flopwright.spec.scenario import Ranks, Scenario
 from flopwright.spec.workload import MAX_BATCH
 
 RecomputeName = Literal["none", "selective", "full"]
+ContextName = Literal["ring", "all_gather", "ulysses"]
 
 # A step's list is written out and replayed: with more micro-batches a rank it would not end.
 MAX_MICROBATCHES: Final = 2**16
@@ -27,6 +29,21 @@ MAX_MICROBATCHES: Final = 2**16
 # by the `tag` of their TensorLife. "selective" is Kimi K2's list (arXiv 2507.20534, 2.4):
 # norms, SwiGLU and the MLA up-projections. "full" keeps only each layer's input.
 SELECTIVE_TAGS = frozenset({"norm", "swiglu", "mla_up"})
+# Groups that `recompute_tags` may name. Beside the tags of the rows: attention itself
+# ("core_attn"), whole blocks ("mlp", "shared_experts", "moe") and the activation between the
+# matrices ("act" of a dense block, "moe_act" of the routed experts).
+RECOMPUTE_TAGS: Final = (
+    "norm",
+    "swiglu",
+    "mla_up",
+    "core_attn",
+    "act",
+    "moe_act",
+    "moe_down",
+    "mlp",
+    "shared_experts",
+    "moe",
+)
 
 
 # A schedule's name in a plan's label.
@@ -38,7 +55,7 @@ _LABELS: Final[dict[ScheduleName, str]] = {
 }
 
 
-class ParallelPlan(Spec):
+class ParallelPlan(Grown):
     """The split of one step.
 
     `world_size = dp_replicate * dp_shard * tp * cp * pp`. Experts borrow ranks:
@@ -54,7 +71,26 @@ class ParallelPlan(Spec):
             and of SwiGLU.
         activation_offload: the other saved activations move to host memory.
         optimizer_offload: optimizer state lives in host memory.
+        etp: ranks that cut each expert's matrices; ep * etp divides dp_shard * cp * tp.
+        sequence_parallel: tp ranks hold tokens / tp between the cut matrices; without it
+            every one holds all tokens, and sums are all-reduced.
+        context_parallel: how a cp group attends: keys and values go round, are gathered
+            whole, or heads are exchanged for tokens.
+        recompute_tags: what "selective" drops, out of RECOMPUTE_TAGS; empty: SELECTIVE_TAGS.
+        recompute_layers: "full" for the first so many layers of each chunk; None: all.
+        gradient_offload, parameter_offload: shards of gradients (zero_stage 2 and up) and of
+            weights (zero_stage 3) live in host memory.
     """
+
+    later_fields = (
+        "etp",
+        "sequence_parallel",
+        "context_parallel",
+        "recompute_tags",
+        "recompute_layers",
+        "gradient_offload",
+        "parameter_offload",
+    )
 
     dp_replicate: Ranks = 1
     dp_shard: Ranks = 1
@@ -72,6 +108,13 @@ class ParallelPlan(Spec):
     fp8_activations: bool = False
     activation_offload: bool = False
     optimizer_offload: bool = False
+    etp: Ranks = 1
+    sequence_parallel: bool = True
+    context_parallel: ContextName = "ring"
+    recompute_tags: tuple[str, ...] = ()
+    recompute_layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)
+    gradient_offload: bool = False
+    parameter_offload: bool = False
 
     @property
     def dp(self) -> int:
@@ -116,9 +159,14 @@ class ParallelPlan(Spec):
                 ("vpp", self.vpp),
                 ("cp", self.cp),
                 ("ep", self.ep),
+                ("etp", self.etp),
             )
             if v > 1
         ]
+        if self.cp > 1 and self.context_parallel != "ring":
+            parts.append(self.context_parallel)
+        if self.tp > 1 and not self.sequence_parallel:
+            parts.append("nosp")
         if self.schedule not in {"1f1b", "interleaved_1f1b"} and self.num_chunks > 1:
             parts.append(_LABELS.get(self.schedule, self.schedule))
         replicas = f"{self.dp_replicate}x" if self.dp_replicate > 1 else ""
@@ -127,14 +175,23 @@ class ParallelPlan(Spec):
             parts.append(f"zero{self.zero_stage}")
         parts.append(f"mbs{self.micro_batch_size}")
         if self.recompute != "none":
-            parts.append(self.recompute)
+            parts.append(self._recompute_label())
         flags = (
             ("fp8act", self.fp8_activations),
             ("actoff", self.activation_offload),
             ("optoff", self.optimizer_offload),
+            ("gradoff", self.gradient_offload),
+            ("paramoff", self.parameter_offload),
         )
         parts.extend(flag for flag, on in flags if on)
         return " ".join(parts)
+
+    def _recompute_label(self) -> str:
+        if self.recompute == "full" and self.recompute_layers is not None:
+            return f"full{self.recompute_layers}"
+        if self.recompute == "selective" and self.recompute_tags:
+            return f"selective[{','.join(self.recompute_tags)}]"
+        return self.recompute
 
 
 def even_split(num_layers: int, chunks: int) -> tuple[int, ...]:
@@ -147,6 +204,8 @@ def plan_violations(plan: ParallelPlan, scenario: Scenario) -> tuple[Violation, 
     """Returns every rule of shape that `plan` breaks; memory is judged later."""
     found = list(_rank_rules(plan, scenario))
     found.extend(_model_rules(plan, scenario.model))
+    found.extend(shard_violations(plan, scenario.model))
+    found.extend(memory_move_violations(plan))
     found.extend(_batch_rules(plan, scenario.workload.global_batch_size))
     if scenario.workload.seq_len > scenario.model.max_seq_len:
         found.append(
@@ -181,6 +240,16 @@ def _rank_rules(plan: ParallelPlan, scenario: Scenario) -> list[Violation]:
                 field="parallel.ep",
                 value=str(plan.ep),
                 rule=f"must divide dp_shard*cp*tp ({lending})",
+                nearest_fix=f"nearest valid: {near}",
+            )
+        )
+    elif lending % (plan.ep * plan.etp):
+        near = ", ".join(map(str, nearest_divisors(plan.etp, lending // plan.ep)))
+        found.append(
+            Violation(
+                field="parallel.etp",
+                value=str(plan.etp),
+                rule=f"ep*etp must divide dp_shard*cp*tp ({lending})",
                 nearest_fix=f"nearest valid: {near}",
             )
         )

@@ -18,6 +18,7 @@ _PRIORITY = (
     "pp_comm",
     "dp_comm",
     "offload",
+    "host",
 )
 
 

@@ -15,6 +15,7 @@ TIME_COLOURS: Final = {
     "pp_comm": "#1f5f8b",
     "dp_comm": "#123a5a",
     "offload": "#7d6b91",
+    "host": "#a8957a",
     "idle": "#c9c9c9",
 }
 MEMORY_COLOURS: Final = {

@@ -23,6 +23,7 @@ from pydantic import (
 from flopwright.spec.base import Spec
 
 # Time classes of a step, exposed (not hidden behind compute); they and "idle" sum to the step.
+# "host" is what the processor waits for the program that launches its work.
 TIME_CLASSES = (
     "forward",
     "backward",
@@ -33,6 +34,7 @@ TIME_CLASSES = (
     "dp_comm",
     "offload",
     "optimizer",
+    "host",
     "idle",
 )
 # Memory classes of a rank.

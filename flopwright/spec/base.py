@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 
 class Spec(BaseModel):
@@ -34,3 +39,24 @@ class Spec(BaseModel):
         """Returns the first 16 hex digits of the sha256 of the record's canonical JSON."""
         text = json.dumps(self.to_data(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Grown(Spec):
+    """A record that gained fields: at their defaults they are left out of files and hashes.
+
+    So a file written before a field existed keeps its content hash. A null that stands for
+    something else than the default (no rotary embedding) is written.
+    """
+
+    later_fields: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name in self.later_fields and value == field.default:
+                data.pop(name, None)
+            elif value is None and field.default is not None:
+                data[name] = None
+        return data

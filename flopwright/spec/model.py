@@ -6,7 +6,7 @@ each catalog file under `source`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     Discriminator,
@@ -14,38 +14,15 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
     Tag,
-    model_serializer,
     model_validator,
 )
 
-from flopwright.spec.base import Spec
+from flopwright.spec.base import Grown, Spec
 
 MAX_LAYERS: Final = 10_000
 # Widths and counts: products of two, times the layers, stay inside 64 bits.
 Size = Annotated[int, Field(ge=1, le=2**24)]
-
-
-class _Grown(Spec):
-    """A record that gained fields: at their defaults they are left out of files and hashes.
-
-    So a file written before a field existed keeps its content hash. A null that stands for
-    something else than the default (no rotary embedding) is written.
-    """
-
-    later_fields: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = handler(self)
-        for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
-            if name in self.later_fields and value == field.default:
-                data.pop(name, None)
-            elif value is None and field.default is not None:
-                data[name] = None
-        return data
 
 
 class YarnScaling(Spec):
@@ -151,7 +128,7 @@ class MlaAttention(Spec):
         return self.kv_lora_rank + self.qk_rope_head_dim
 
 
-class GqaAttention(_Grown):
+class GqaAttention(Grown):
     """Grouped-query attention; multi-head where num_kv_heads equals num_heads.
 
     Attributes:
@@ -204,7 +181,7 @@ class GqaAttention(_Grown):
 Attention = Annotated[MlaAttention | GqaAttention, Field(discriminator="kind")]
 
 
-class Mlp(_Grown):
+class Mlp(Grown):
     """The dense feed-forward block; `bias` is on all of its matrices or on none."""
 
     later_fields = ("bias",)
@@ -214,7 +191,7 @@ class Mlp(_Grown):
     bias: bool = False
 
 
-class Moe(_Grown):
+class Moe(Grown):
     """Mixture of experts: routed SwiGLU experts plus shared ones that see every token.
 
     Attributes:
@@ -258,7 +235,7 @@ class Moe(_Grown):
         return self
 
 
-class ModelSpec(_Grown):
+class ModelSpec(Grown):
     """A decoder-only transformer.
 
     Attributes:
@@ -267,9 +244,12 @@ class ModelSpec(_Grown):
         norm: "rms_norm", or "layer_norm" with weight and bias (GPT-2), for the layers' norms
             and the last one; norms inside attention are RMSNorm.
         positions: "rope" (inside attention) or "learned" (an added table of max_seq_len rows).
+        mtp_layers: multi-token-prediction modules behind the last layer (DeepSeek-V3): each a
+            layer of the last layer's kind with two norms, a [2 hidden, hidden] projection and
+            one more use of the head. The simulator prices them; the executor refuses them.
     """
 
-    later_fields = ("norm",)
+    later_fields = ("norm", "mtp_layers")
 
     name: str = Field(min_length=1)
     family: str = "deepseek_v3"
@@ -285,6 +265,7 @@ class ModelSpec(_Grown):
     attention: Attention
     mlp: Mlp
     moe: Moe | None = None
+    mtp_layers: int = Field(default=0, ge=0, le=16)
 
     @model_validator(mode="after")
     def _layers(self) -> Self:

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from flopwright.spec.base import Spec
+from flopwright.spec.base import Grown, Spec
 from flopwright.spec.cluster import Dtype
 from flopwright.units import Tokens
 
@@ -21,19 +21,30 @@ MAX_SEQ_LEN: Final = 2**31
 _MAX_TOKENS: Final = 10**18
 
 
-class Precision(Spec):
+GemmRecipe = Literal["same", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"]
+
+
+class Precision(Grown):
     """Formats of the numbers kept: compute and weights, gradient sums, optimizer state.
 
     Attributes:
         master_weights: the copy that the optimizer updates; "none" where it updates the
             weights themselves (they are wide enough).
+        gemm: what matrix products of the layers (not the head, not the router) multiply:
+            "same" as compute, FP8 with a scale a tensor or a 1x128 block, MXFP8 (a scale for
+            32 numbers), NVFP4 (a scale for 16). The casts are priced too.
+        frozen_weights: how weights that are not trained are stored (LoRA); None: as weights.
     """
+
+    later_fields = ("gemm", "frozen_weights")
 
     compute: Dtype = "bf16"
     weights: Dtype = "bf16"
     gradients: Dtype = "fp32"
     master_weights: Dtype | Literal["none"] = "fp32"
     optimizer_state: Dtype = "fp32"
+    gemm: GemmRecipe = "same"
+    frozen_weights: Dtype | None = None
 
 
 class Optimizer(Spec):
@@ -78,14 +89,36 @@ class LearningRate(Spec):
         return self
 
 
-class Workload(Spec):
+class ExpertLoad(Spec):
+    """How a step's tokens spread over the experts, and what is done against it.
+
+    Attributes:
+        kind: "balanced"; "power_law": the i-th busiest expert has a share proportional to
+            i^-exponent; "capacity": every expert takes capacity_factor times the mean, tokens
+            beyond are dropped and free places are padded.
+        redundant_experts: copies of the busiest experts that a layer has beside its experts,
+            spread over the expert group; a copy takes an equal part of its expert's tokens.
+    """
+
+    kind: Literal["balanced", "power_law", "capacity"] = "balanced"
+    exponent: float = Field(default=0.0, ge=0, le=10)
+    capacity_factor: float = Field(default=1.0, gt=0, le=100)
+    redundant_experts: int = Field(default=0, ge=0, le=2**16)
+
+
+class Workload(Grown):
     """A training run.
 
     Attributes:
         seq_len: tokens a sequence.
         global_batch_size: sequences an optimizer step.
         total_tokens: the token budget; the number of steps follows from it.
+        lora_rank: rank of the adapters beside every matrix of the layers, which alone are
+            trained; None: all weights are trained.
+        expert_load: how tokens spread over experts.
     """
+
+    later_fields = ("lora_rank", "expert_load")
 
     kind: Literal["pretrain"] = "pretrain"
     seq_len: int = Field(ge=1, le=MAX_SEQ_LEN)
@@ -95,6 +128,8 @@ class Workload(Spec):
     optimizer: Optimizer = Optimizer()
     learning_rate: LearningRate = LearningRate()
     seed: NonNegativeInt = 0
+    lora_rank: int | None = Field(default=None, ge=1, le=2**16)
+    expert_load: ExpertLoad = ExpertLoad()
 
     @property
     def tokens_per_step(self) -> int:

@@ -156,3 +156,37 @@ def default_calibration(gpu: GpuSpec) -> Calibration:
         step_residual_log=0.37,
     )
     return with_id(bare, f"prior-{gpu.kind}")
+
+
+# What a stack adds to, entry by entry; its other fields that are given replace the prior's.
+_BY_CLASS: Final = (
+    "factors",
+    "factor_log_std",
+    "memory_factors",
+    "hidden_share",
+    "kernel_factors",
+    "layer_host_s",
+    "overlap_slowdown",
+    "sources",
+)
+
+
+def with_stack(prior: Calibration, stack: Calibration) -> Calibration:
+    """Returns a software stack laid over a GPU's prior.
+
+    Fields that the stack sets replace the prior's; in tables by class its entries replace or
+    join the prior's, curves of the same class, dtype and phase are replaced, and the
+    measurements stay the prior's. The id names both.
+    """
+    given = {name: getattr(stack, name) for name in stack.model_fields_set}
+    for name in _BY_CLASS:
+        given[name] = {**getattr(prior, name), **getattr(stack, name)}
+    own = {(c.kind, c.dtype, c.phase) for c in stack.curves}
+    kept = (c for c in prior.curves if (c.kind, c.dtype, c.phase) not in own)
+    given["curves"] = (*kept, *stack.curves)
+    given["collectives"] = stack.collectives or prior.collectives
+    given["id"] = f"{prior.id}+{stack.id}"
+    given["created"] = max(prior.created, stack.created)
+    given["source"] = f"{prior.source}; {stack.source}" if prior.source else stack.source
+    given["base"] = prior.id
+    return prior.model_copy(update=given)

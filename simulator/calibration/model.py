@@ -29,7 +29,7 @@ class EfficiencyCurve(Spec):
         source: where the numbers come from, for a curve that no probe of ours measured.
     """
 
-    kind: Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer"]
+    kind: Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "quantize"]
     dtype: str
     phase: Literal["forward", "backward"] = "forward"
     peak_flops_per_s: PositiveFloat | None = None
@@ -81,6 +81,22 @@ class Calibration(Spec):
         base: id of the calibration this one was learnt from; "" if there was none.
         measurements: ids of the measurements it learnt from.
         contended_ranks: ranks that ran side by side while the points were taken.
+
+    What a software stack adds (all neutral where not given; `with_stack` in files.py lays a
+    stack over a GPU's prior):
+        kernel_factors: multiplier of the seconds of a kernel class (simulator/training/
+            kernels.py): "gemm", "grouped_gemm", "attention", "attention_backward",
+            "memory_bound", "optimizer", "quantize", "head"; and beside them "unaligned" (a
+            product whose weight has a side that is no multiple of 64) and "odd" (none of 8).
+        layer_host_s: host seconds of one layer's forward and backward in one micro-batch, by
+            "dense" or "moe"; a stage takes the longer of the GPU's and the host's time.
+        step_constant_s: seconds a step that no other term holds.
+        overlap_slowdown: by communication class, seconds that compute loses for every second
+            of communication that it hides (the SMs and the bandwidth they share).
+        attention_kernel: "flash", or "unfused": scores are written, read and kept.
+        pad_vocab_to: a rank's part of the vocabulary is padded to a multiple of this.
+        data_parallel_latency_s: seconds a rank of the group adds to a gradient reduction.
+        graphs: whether layers replay CUDA graphs (then layer_host_s is small).
     """
 
     id: str
@@ -100,3 +116,11 @@ class Calibration(Spec):
     base: str = ""
     measurements: tuple[str, ...] = ()
     contended_ranks: int = 1
+    kernel_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
+    layer_host_s: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    step_constant_s: NonNegativeFloat = 0.0
+    overlap_slowdown: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    attention_kernel: Literal["flash", "unfused"] = "flash"
+    pad_vocab_to: int = Field(default=1, ge=1, le=2**20)
+    data_parallel_latency_s: NonNegativeFloat = 0.0
+    graphs: bool = False

@@ -15,9 +15,10 @@ _BORROWS: Final = {
     "attention": "gemm",
     "optimizer": "memory_bound",
     "memory_bound": "optimizer",
+    "quantize": "memory_bound",
 }
 # Classes bound by bytes: the dtype decides how many, not how fast.
-_BYTES_DECIDE: Final = frozenset({"memory_bound", "optimizer"})
+_BYTES_DECIDE: Final = frozenset({"memory_bound", "optimizer", "quantize"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ _KIND_NAMES = {
     OpKind.ATTENTION: "attention",
     OpKind.MEMORY_BOUND: "memory_bound",
     OpKind.OPTIMIZER: "optimizer",
+    OpKind.QUANTIZE: "quantize",
 }
 _BACKWARD = frozenset({Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT})
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flopwright.errors import InputError, Violation
-from flopwright.plan.parallel import ParallelPlan, RecomputeName, ScheduleName
+from flopwright.plan.parallel import ContextName, ParallelPlan, RecomputeName, ScheduleName
 
 Ints = NDArray[np.int64]
 
@@ -21,10 +21,45 @@ DATA_PARALLELS: Final[tuple[Literal["deepspeed", "fsdp2", "none"], ...]] = (
     "fsdp2",
     "none",
 )
+CONTEXTS: Final[tuple[ContextName, ...]] = ("ring", "all_gather", "ulysses")
 # Value of an axis that `build` is not given.
-_DEFAULTS: Final = {"schedule": SCHEDULES.index("1f1b"), "zero_stage": 0, "layout": -1}
-_FLAGS: Final = ("fp8_activations", "activation_offload", "optimizer_offload")
-_ZERO_BASED: Final = (*_FLAGS, "zero_stage", "schedule", "recompute", "data_parallel")
+_DEFAULTS: Final = {
+    "schedule": SCHEDULES.index("1f1b"),
+    "zero_stage": 0,
+    "layout": -1,
+    "sequence_parallel": 1,
+    "recompute_tags": -1,
+    "recompute_layers": -1,
+}
+_FLAGS: Final = (
+    "fp8_activations",
+    "activation_offload",
+    "optimizer_offload",
+    "gradient_offload",
+    "parameter_offload",
+    "sequence_parallel",
+)
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "schedule": SCHEDULES,
+    "recompute": RECOMPUTES,
+    "data_parallel": DATA_PARALLELS,
+    "context_parallel": CONTEXTS,
+}
+_ZERO_BASED: Final = (*_FLAGS, "zero_stage", *_CHOICES)
+_OR_NONE: Final = ("layout", "recompute_tags", "recompute_layers")  # -1: not given
+# Axes that a plan writes as the same number.
+_NUMBERS: Final = (
+    "dp_replicate",
+    "dp_shard",
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "etp",
+    "micro_batch_size",
+    "zero_stage",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +67,14 @@ class Candidates:
     """Plans by axis; every array has one entry a plan.
 
     Attributes:
-        schedule, recompute, data_parallel: index into SCHEDULES, RECOMPUTES, DATA_PARALLELS.
-        fp8_activations, activation_offload, optimizer_offload: 0 or 1.
+        schedule, recompute, data_parallel, context_parallel: index into SCHEDULES, RECOMPUTES,
+            DATA_PARALLELS, CONTEXTS.
+        fp8_activations, the offloads, sequence_parallel: 0 or 1.
         layout: index into `layouts`, -1 where layers are spread evenly.
+        recompute_tags: index into `tag_lists`, -1 where a plan gives none.
+        recompute_layers: -1 where a plan gives none.
         layouts: layers of each chunk, the plans' `layers_per_stage`.
+        tag_lists: the plans' `recompute_tags`.
     """
 
     dp_replicate: Ints
@@ -54,10 +93,23 @@ class Candidates:
     activation_offload: Ints
     optimizer_offload: Ints
     layout: Ints
+    etp: Ints
+    sequence_parallel: Ints
+    context_parallel: Ints
+    recompute_tags: Ints
+    recompute_layers: Ints
+    gradient_offload: Ints
+    parameter_offload: Ints
     layouts: tuple[tuple[int, ...], ...] = ()
+    tag_lists: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
-    def build(cls, layouts: Sequence[tuple[int, ...]] = (), **axes: ArrayLike) -> Candidates:
+    def build(
+        cls,
+        layouts: Sequence[tuple[int, ...]] = (),
+        tag_lists: Sequence[tuple[str, ...]] = (),
+        **axes: ArrayLike,
+    ) -> Candidates:
         """Returns candidates from arrays that broadcast; an axis not given is 1, 0 or its default.
 
         Raises:
@@ -75,19 +127,20 @@ class Candidates:
         arrays = {
             n: np.ascontiguousarray(c, dtype=np.int64) for n, c in zip(names, columns, strict=True)
         }
-        _check(arrays, len(layouts))
-        return cls(**arrays, layouts=tuple(layouts))
+        _check(arrays, {"layout": len(layouts), "recompute_tags": len(tag_lists)})
+        return cls(**arrays, layouts=tuple(layouts), tag_lists=tuple(tag_lists))
 
     @classmethod
     def from_plans(cls, plans: Iterable[ParallelPlan]) -> Candidates:
         """Returns the plans as candidates, in order."""
         plans = tuple(plans)
         layouts = tuple(dict.fromkeys(p.layers_per_stage for p in plans if p.layers_per_stage))
+        tags = tuple(dict.fromkeys(p.recompute_tags for p in plans if p.recompute_tags))
         columns: dict[str, list[int]] = {n: [] for n in axis_names()}
         for plan in plans:
             for name in columns:
-                columns[name].append(_code(plan, name, layouts))
-        return cls.build(layouts, **columns)
+                columns[name].append(_code(plan, name, layouts, tags))
+        return cls.build(layouts, tags, **columns)
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -109,27 +162,20 @@ class Candidates:
     def take(self, index: ArrayLike) -> Candidates:
         """Returns the candidates at `index` (integers or a mask)."""
         i = np.asarray(index)
-        return Candidates(**{n: getattr(self, n)[i] for n in axis_names()}, layouts=self.layouts)
+        arrays = {n: getattr(self, n)[i] for n in axis_names()}
+        return Candidates(**arrays, layouts=self.layouts, tag_lists=self.tag_lists)
 
     def plan(self, i: int) -> ParallelPlan:
         """Returns candidate `i` as a plan."""
-        plain = {
-            n: int(getattr(self, n)[i])
-            for n in ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep")
-        }
-        layout = int(self.layout[i])
-        return ParallelPlan(
-            **plain,
-            micro_batch_size=int(self.micro_batch_size[i]),
-            zero_stage=cast(Literal[0, 1, 2, 3], int(self.zero_stage[i])),
-            schedule=SCHEDULES[int(self.schedule[i])],
-            recompute=RECOMPUTES[int(self.recompute[i])],
-            data_parallel=DATA_PARALLELS[int(self.data_parallel[i])],
-            layers_per_stage=None if layout < 0 else self.layouts[layout],
-            fp8_activations=bool(self.fp8_activations[i]),
-            activation_offload=bool(self.activation_offload[i]),
-            optimizer_offload=bool(self.optimizer_offload[i]),
-        )
+        values: dict[str, Any] = {n: int(getattr(self, n)[i]) for n in _NUMBERS}
+        values |= {n: bool(getattr(self, n)[i]) for n in _FLAGS}
+        values |= {n: names[int(getattr(self, n)[i])] for n, names in _CHOICES.items()}
+        layout, tags = int(self.layout[i]), int(self.recompute_tags[i])
+        layers = int(self.recompute_layers[i])
+        values["layers_per_stage"] = None if layout < 0 else self.layouts[layout]
+        values["recompute_tags"] = () if tags < 0 else self.tag_lists[tags]
+        values["recompute_layers"] = None if layers < 0 else layers
+        return ParallelPlan(**values)
 
 
 def distinct(*columns: Ints) -> tuple[Ints, Ints]:
@@ -144,33 +190,36 @@ def distinct(*columns: Ints) -> tuple[Ints, Ints]:
 
 def axis_names() -> tuple[str, ...]:
     """Returns the names of the array fields of Candidates."""
-    return tuple(f.name for f in fields(Candidates) if f.name != "layouts")
+    return tuple(f.name for f in fields(Candidates) if f.name not in {"layouts", "tag_lists"})
 
 
-def _code(plan: ParallelPlan, name: str, layouts: tuple[tuple[int, ...], ...]) -> int:
-    if name == "schedule":
-        return SCHEDULES.index(plan.schedule)
-    if name == "recompute":
-        return RECOMPUTES.index(plan.recompute)
-    if name == "data_parallel":
-        return DATA_PARALLELS.index(plan.data_parallel)
+def _code(
+    plan: ParallelPlan,
+    name: str,
+    layouts: tuple[tuple[int, ...], ...],
+    tags: tuple[tuple[str, ...], ...],
+) -> int:
+    if name in _CHOICES:
+        return _CHOICES[name].index(getattr(plan, name))
     if name == "layout":
         return layouts.index(plan.layers_per_stage) if plan.layers_per_stage else -1
+    if name == "recompute_tags":
+        return tags.index(plan.recompute_tags) if plan.recompute_tags else -1
+    if name == "recompute_layers":
+        return -1 if plan.recompute_layers is None else plan.recompute_layers
     return int(getattr(plan, name))
 
 
-def _check(arrays: dict[str, Ints], num_layouts: int) -> None:
+def _check(arrays: dict[str, Ints], lists: dict[str, int]) -> None:
     highest = {
-        "schedule": len(SCHEDULES) - 1,
-        "recompute": len(RECOMPUTES) - 1,
-        "data_parallel": len(DATA_PARALLELS) - 1,
         "zero_stage": 3,
-        "layout": num_layouts - 1,
+        **{name: len(names) - 1 for name, names in _CHOICES.items()},
+        **{name: count - 1 for name, count in lists.items()},
         **dict.fromkeys(_FLAGS, 1),
     }
     broken = []
     for name, values in arrays.items():
-        low = -1 if name == "layout" else 0 if name in _ZERO_BASED else 1
+        low = -1 if name in _OR_NONE else 0 if name in _ZERO_BASED else 1
         high = highest.get(name)
         bad = (values < low) | ((values > high) if high is not None else False)
         if bad.any():
