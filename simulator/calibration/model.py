@@ -2,7 +2,8 @@
 
 Seconds of an operator = floor_s + max(flops / (peak * efficiency(m, k, n)),
 moved bytes / bytes_per_s), times the factor of its time class. Efficiency saturates:
-`max_efficiency * m/(m+half_m) * k/(k+half_k) * n/(n+half_n)`. A collective takes
+`max_efficiency * m/(m+half_m) * k/(k+half_k) * n/(n+half_n)`, with two refinements that
+public tables asked for (simulator/operators/forms.py). A collective takes
 alpha_s + bytes / bytes_per_s.
 """
 
@@ -22,26 +23,45 @@ class EfficiencyCurve(Spec):
         peak_flops_per_s: what efficiency 1 means; None takes the GPU's datasheet peak.
         max_efficiency: share of the peak reached at large shapes.
         half_m, half_k, half_n: sizes at which a dimension alone halves the efficiency.
+        half_rows: rows of all heads together (batch * m) that do, for attention.
+        decline_flops, decline_power: work of one call beyond which the efficiency falls as
+            (1 + flops / decline_flops) ** -decline_power; power 0 is no decline.
+        sustained: clocks of long runs over those of the points, as a share of the efficiency.
+        head_dim: query width that an attention curve was measured at; 0 is any.
+        causal: whether the mask left half of the pairs out.
+        family: memory-bound operators it is about ("permute"); "" is all without their own.
         bytes_per_s: effective memory bandwidth; None takes memory_efficiency * datasheet.
         floor_s: time of a call that does nothing.
         residual_log: standard deviation of log(measured / fitted) over the fit's points.
+        held_out: errors on shapes kept out of the fit, as shares: "median" and "p90" of
+            |fitted / measured - 1|; empty where there are no such points.
         domain: smallest and largest m, k, n of the points; empty where it is not known.
         source: where the numbers come from, for a curve that no probe of ours measured.
     """
 
-    kind: Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "quantize"]
+    kind: Literal[
+        "gemm", "grouped_gemm", "attention", "kda", "memory_bound", "optimizer", "quantize"
+    ]
     dtype: str
     phase: Literal["forward", "backward"] = "forward"
+    head_dim: int = Field(default=0, ge=0)
+    causal: bool = True
+    family: str = ""
     peak_flops_per_s: PositiveFloat | None = None
     max_efficiency: float = Field(default=0.7, gt=0, le=1)
     half_m: NonNegativeFloat = 0.0
     half_k: NonNegativeFloat = 0.0
     half_n: NonNegativeFloat = 0.0
+    half_rows: NonNegativeFloat = 0.0
+    decline_flops: PositiveFloat = 1e12
+    decline_power: NonNegativeFloat = 0.0
+    sustained: float = Field(default=1.0, gt=0, le=1)
     bytes_per_s: PositiveFloat | None = None
     memory_efficiency: float = Field(default=0.8, gt=0, le=1)
     floor_s: NonNegativeFloat = 0.0
     residual_log: NonNegativeFloat = 0.0
     points: int = 0
+    held_out: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     domain: dict[Literal["m", "k", "n"], tuple[float, float]] = Field(default_factory=dict)
     source: str = ""
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from flopwright.ops import Array, OpKind, OpTable, Phase
-from flopwright.simulator.calibration.model import Calibration, EfficiencyCurve
-from flopwright.simulator.operators.curves import resolve_curve
+from flopwright.ops import Array, OpTable
+from flopwright.simulator.calibration.model import Calibration
+from flopwright.simulator.operators.curves import ResolvedCurve, resolve_curve
+from flopwright.simulator.operators.domain import outside
+from flopwright.simulator.operators.forms import efficiency
+from flopwright.simulator.operators.variants import Variant, variant_of
 from flopwright.spec.cluster import GpuSpec
-
-_KIND_NAMES = {
-    OpKind.GEMM: "gemm",
-    OpKind.GROUPED_GEMM: "grouped_gemm",
-    OpKind.ATTENTION: "attention",
-    OpKind.MEMORY_BOUND: "memory_bound",
-    OpKind.OPTIMIZER: "optimizer",
-    OpKind.QUANTIZE: "quantize",
-}
-_BACKWARD = frozenset({Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +22,11 @@ class OpTimes:
 
     Attributes:
         seconds: (rows, candidates), all runs of a row together.
-        assumptions: what had to be assumed about curves.
+        assumptions: what had to be assumed about curves, extrapolations among them.
     """
 
     seconds: Array
     assumptions: tuple[str, ...]
-
-
-def efficiency(curve: EfficiencyCurve, m: Array, k: Array, n: Array) -> Array:
-    """Returns the share of the peak that the curve's kernel class reaches at a shape.
-
-    max_efficiency * m/(m+half_m) * k/(k+half_k) * n/(n+half_n), between 0 and 1.
-    """
-    share = np.full(np.broadcast_shapes(m.shape, k.shape, n.shape), curve.max_efficiency)
-    for size, half in ((m, curve.half_m), (k, curve.half_k), (n, curve.half_n)):
-        if half > 0:
-            share = share * (size / (size + half))
-    return share
 
 
 def op_seconds(ops: OpTable, gpu: GpuSpec, calibration: Calibration) -> OpTimes:
@@ -58,23 +40,27 @@ def op_seconds(ops: OpTable, gpu: GpuSpec, calibration: Calibration) -> OpTimes:
     """
     seconds = np.zeros(ops.m.shape)
     notes: dict[str, None] = {}
-    groups: dict[tuple[str, str, str], list[int]] = {}
+    groups: dict[Variant, list[int]] = {}
     for row in range(len(ops)):
-        phase = "backward" if Phase(ops.phase[row]) in _BACKWARD else "forward"
-        key = (_KIND_NAMES[OpKind(ops.kind[row])], ops.dtype[row], phase)
-        groups.setdefault(key, []).append(row)
-    for (kind, dtype, phase), members in groups.items():
-        curve = resolve_curve(calibration, gpu, kind, dtype, phase)
-        if curve.assumption:
-            notes[curve.assumption] = None
+        groups.setdefault(variant_of(ops, row), []).append(row)
+    for variant, members in groups.items():
+        curve = resolve_curve(calibration, gpu, variant)
         rows = np.array(members)
-        share = efficiency(curve.curve, ops.m[rows], ops.k[rows], ops.n[rows])
-        # A shape with a zero side has zero FLOPs too; it costs its bytes.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            compute = np.where(
-                ops.flops[rows] > 0, ops.flops[rows] / (curve.peak_flops_per_s * share), 0.0
-            )
-        memory = (ops.read_bytes[rows] + ops.written_bytes[rows]) / curve.bytes_per_s
-        once = curve.floor_s + np.maximum(compute, memory)
+        for note in (curve.assumption, outside(curve.curve, ops, rows)):
+            if note:
+                notes[note] = None
+        once = _once(ops, rows, curve)
         seconds[rows] = np.where(ops.count[rows] > 0, once * ops.count[rows], 0.0)
     return OpTimes(seconds=seconds, assumptions=tuple(notes))
+
+
+def _once(ops: OpTable, rows: NDArray[np.intp], curve: ResolvedCurve) -> Array:
+    """Returns the seconds of one run of each row."""
+    m, flops = ops.m[rows], ops.flops[rows]
+    all_rows = ops.batch[rows] * m if curve.curve.half_rows > 0 else None
+    # A shape with a zero side has zero FLOPs too; it costs its bytes.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = efficiency(curve.curve, m, ops.k[rows], ops.n[rows], rows=all_rows, flops=flops)
+        compute = np.where(flops > 0, flops / (curve.peak_flops_per_s * share), 0.0)
+    memory = (ops.read_bytes[rows] + ops.written_bytes[rows]) / curve.bytes_per_s
+    return np.asarray(curve.floor_s + np.maximum(compute, memory))
