@@ -1,0 +1,76 @@
+"""The cluster that a published run used: its GPU's usual nodes, changed by what the notes say."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from flopwright.simulator.accuracy.rows import Configuration
+from flopwright.simulator.hardware.nodes.types import NodeType, cluster_of, node_type
+from flopwright.simulator.hardware.nodes.types import usual_node_type as usual
+from flopwright.spec.cluster import ClusterSpec
+
+_BITS: Final = 8.0
+# Networks known by the machine or the fabric that notes name: bits/s of a node of 8 GPUs.
+_NODE_BITS_PER_S: Final = ((r"jean ?zay|omni-?path", 400e9),)
+_AWS: Final = {
+    "a100_sxm_40gb": "aws_p4d", "a100_sxm_80gb": "aws_p4de", "h100_sxm": "aws_p5",
+    "h200_sxm": "aws_p5en", "b200": "aws_p6_b200",
+}  # fmt: skip
+
+
+def cluster_of_row(
+    configuration: Configuration, gpu: str, num_gpus: int
+) -> tuple[ClusterSpec, tuple[str, ...]]:
+    """Returns a run's cluster and what was assumed of it.
+
+    Raises:
+        InputError: a GPU that no node type holds.
+    """
+    kind, assumed = _node_type(configuration, gpu)
+    node, network = kind.node, kind.network
+    per_node = _gpus_per_node(configuration)
+    if per_node is not None and per_node != node.gpus:
+        change = {"gpus": per_node, "nvlink_domain_gpus": None, "nics": None}
+        node = node.model_copy(update=change)
+    bits = _bits_per_s_of_gpu(configuration, node.gpus)
+    if bits is not None and network is not None:
+        link = {"name": "as_noted", "bytes_per_s": bits / _BITS, "source": "the row's notes"}
+        network = network.model_copy(update=link)
+    elif num_gpus > node.domain_gpus:
+        assumed.append(f"network of {kind.name}")
+    changed = kind.model_copy(update={"node": node, "network": network})
+    return cluster_of(changed, num_gpus), tuple(assumed)
+
+
+def _node_type(configuration: Configuration, gpu: str) -> tuple[NodeType, list[str]]:
+    said = " ".join(
+        (configuration.notes, configuration.text("source"), configuration.text("gpu"))
+    ).lower()
+    named = re.search(r"\b(p4de?|p5en?|p6)\b", said)
+    if (named or "aws" in said) and gpu in _AWS:
+        return node_type(_AWS[gpu]), []
+    kind = usual(gpu)
+    return kind, [f"nodes of the kind {kind.name}"]
+
+
+def _gpus_per_node(configuration: Configuration) -> int | None:
+    found = re.search(r"(\d+) GPUs? (?:per|a) node", configuration.notes, re.IGNORECASE)
+    count = int(found[1]) if found else 0
+    return count if 1 <= count <= 1024 else None
+
+
+def _bits_per_s_of_gpu(configuration: Configuration, gpus: int) -> float | None:
+    """Returns a GPU's share of its node's network, in bits/s, where the notes give one."""
+    notes = configuration.notes.lower().replace(",", "")
+    each = re.search(r"(\d+) ?gb(?:ps|it/s|/s)?[^;.]*per gpu", notes)
+    if each:
+        return float(each[1]) * 1e9
+    several = re.search(r"(\d+) ?x ?(\d+) ?gb?(?:ps|it/s|/s)?\b", notes)
+    if several:
+        return float(several[1]) * float(several[2]) * 1e9 / gpus
+    whole = re.search(r"(\d+) ?gb(?:ps|it/s|/s) (?:per node|a node|node-node)", notes)
+    if whole:
+        return float(whole[1]) * 1e9 / gpus
+    machine = next((b for pattern, b in _NODE_BITS_PER_S if re.search(pattern, notes)), None)
+    return machine / gpus if machine is not None else None
