@@ -317,9 +317,12 @@ class ShardShape:
     Attributes:
         micro_batch_size: sequences of one micro-batch on a rank.
         seq_len: tokens of a sequence (before context parallelism).
-        tp, ep, cp: group sizes. Sequence parallelism goes with tp: norms and residuals
-            then see seq_len / tp tokens.
+        tp, ep, cp, etp: group sizes.
+        sequence_parallel: norms and residuals see tokens / tp instead of all.
+        ulysses: a context group exchanges heads for tokens instead of keys and values.
         dtype: compute dtype name; weights and activations have its width.
+        attention_kernel: "flash", or "unfused": scores are written, read and kept.
+        pad_vocab_to: a tp rank's part of the vocabulary is padded to a multiple of it.
     """
 
     micro_batch_size: ArrayLike = 1
@@ -328,6 +331,11 @@ class ShardShape:
     ep: ArrayLike = 1
     cp: ArrayLike = 1
     dtype: str = "bf16"
+    etp: ArrayLike = 1
+    sequence_parallel: ArrayLike = True
+    ulysses: ArrayLike = False
+    attention_kernel: str = "flash"
+    pad_vocab_to: int = 1
 
     @property
     def tokens(self) -> Array:

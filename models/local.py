@@ -1,8 +1,9 @@
 """What one rank sees of a block under a plan: token counts and the collectives around it.
 
-Tensor parallelism comes with sequence parallelism (arXiv 2205.05198): between the cut
-matrices a rank holds tokens / tp of each micro-batch. What a cut matrix needs whole is
-gathered before it, and its partial sums are reduce-scattered after it.
+With sequence parallelism (arXiv 2205.05198) a rank holds tokens / tp of each micro-batch
+between the cut matrices: what a cut matrix needs whole is gathered before it, and its
+partial sums are reduce-scattered after it. Without it every rank holds all tokens there, and
+sums are all-reduced: after a cut matrix forward, before it backward (arXiv 1909.08053).
 """
 
 from __future__ import annotations
@@ -59,37 +60,73 @@ class Local:
         return self.shape.tokens
 
     @cached_property
+    def etp(self) -> Array:
+        """Ranks that cut each expert."""
+        return np.asarray(self.shape.etp, float)
+
+    @cached_property
+    def sequence_parallel(self) -> Array:
+        """Where tokens are cut over tp between the cut matrices, as booleans."""
+        return np.asarray(np.asarray(self.shape.sequence_parallel, bool) | (self.tp == 1))
+
+    @cached_property
+    def ulysses(self) -> Array:
+        """Where a context group exchanges heads for tokens, as booleans."""
+        return np.asarray(np.asarray(self.shape.ulysses, bool) & (self.cp > 1))
+
+    @cached_property
     def shard_tokens(self) -> Array:
-        """Tokens that norms, residuals, routers and experts' senders see: tokens / tp."""
-        return self.tokens / self.tp
+        """Tokens that norms, residuals, routers and experts' senders see."""
+        return np.asarray(self.tokens / np.where(self.sequence_parallel, self.tp, 1.0))
+
+    def vocab(self, size: int) -> Array:
+        """Returns a rank's part of a vocabulary of `size`, padding included."""
+        pad = self.shape.pad_vocab_to
+        part = size / self.tp
+        return np.asarray(np.ceil(part / pad) * pad if pad > 1 else part)
 
 
 def gather(
     cost: CostBuilder, name: str, local: Local, width: ArrayLike, *, again: bool = True
 ) -> None:
-    """Adds the gather of [tokens, width] before a cut matrix, and its backward.
+    """Adds what brings [tokens, width] to a cut matrix, and its backward.
 
     Backward reduce-scatters the gradient; where the whole input is not kept (`again`), the
-    weight's gradient gathers it once more.
+    weight's gradient gathers it once more. Without sequence parallelism the input is there,
+    and its gradient is all-reduced.
     """
     nbytes = local.tokens * np.asarray(width, float) * local.width
-    count = np.where(local.tp > 1, 1.0, 0.0)
+    cut, whole = _counts(local)
 
-    def comm(collective: Collective, phase: Phase) -> None:
-        cost.comm(name, collective, "tp", phase, nbytes=nbytes, count=count)
+    def comm(collective: Collective, phase: Phase, count: Array) -> None:
+        if count.any() or count is cut:
+            cost.comm(name, collective, "tp", phase, nbytes=nbytes, count=count)
 
-    comm(Collective.ALL_GATHER, Phase.FORWARD)
-    comm(Collective.REDUCE_SCATTER, Phase.BACKWARD_INPUT)
+    comm(Collective.ALL_GATHER, Phase.FORWARD, cut)
+    comm(Collective.REDUCE_SCATTER, Phase.BACKWARD_INPUT, cut)
     if again:
-        comm(Collective.ALL_GATHER, Phase.BACKWARD_WEIGHT)
+        comm(Collective.ALL_GATHER, Phase.BACKWARD_WEIGHT, cut)
+    comm(Collective.ALL_REDUCE, Phase.BACKWARD_INPUT, whole)
+
+
+def _counts(local: Local) -> tuple[Array, Array]:
+    """Returns how often a cut matrix talks over tp (with sequence parallelism, without)."""
+    talks = local.tp > 1
+    sequence = local.sequence_parallel
+    return np.where(talks & sequence, 1.0, 0.0), np.where(talks & ~sequence, 1.0, 0.0)
 
 
 def scatter(cost: CostBuilder, name: str, local: Local, width: ArrayLike) -> None:
-    """Adds the reduce-scatter of [tokens, width] after a cut matrix, and its backward gather."""
+    """Adds the sum of [tokens, width] over tp after a cut matrix, and its backward.
+
+    With sequence parallelism a reduce-scatter and a gather; without, an all-reduce and nothing.
+    """
     nbytes = local.tokens * np.asarray(width, float) * local.width
-    count = np.where(local.tp > 1, 1.0, 0.0)
-    cost.comm(name, Collective.REDUCE_SCATTER, "tp", Phase.FORWARD, nbytes=nbytes, count=count)
-    cost.comm(name, Collective.ALL_GATHER, "tp", Phase.BACKWARD_INPUT, nbytes=nbytes, count=count)
+    cut, whole = _counts(local)
+    cost.comm(name, Collective.REDUCE_SCATTER, "tp", Phase.FORWARD, nbytes=nbytes, count=cut)
+    cost.comm(name, Collective.ALL_GATHER, "tp", Phase.BACKWARD_INPUT, nbytes=nbytes, count=cut)
+    if whole.any():
+        cost.comm(name, Collective.ALL_REDUCE, "tp", Phase.FORWARD, nbytes=nbytes, count=whole)
 
 
 def add(

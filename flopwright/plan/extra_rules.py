@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shard_violations(plan: ParallelPlan, model: ModelSpec) -> list[Violation]:
-    """Returns the broken rules of etp and context_parallel."""
+    """Returns the broken rules of etp, sequence_parallel and context_parallel."""
     found = []
     if plan.etp > 1 and model.moe is None:
         found.append(
@@ -35,6 +35,15 @@ def shard_violations(plan: ParallelPlan, model: ModelSpec) -> list[Violation]:
                 value=str(plan.etp),
                 rule=f"must divide the experts' inner width ({width})",
                 nearest_fix=f"nearest valid: {near}",
+            )
+        )
+    if model.moe is not None and plan.tp > 1 and not plan.sequence_parallel:
+        found.append(
+            Violation(
+                field="parallel.sequence_parallel",
+                value="false",
+                rule="tp ranks would each send all tokens to the experts",
+                nearest_fix="use true, or tp 1",
             )
         )
     heads = model.attention.num_heads

@@ -2,7 +2,8 @@
 
 Ranks are laid out with tp fastest, then cp, dp_shard, dp_replicate and pp slowest, so that
 the chattiest groups are neighbours. Experts borrow ranks: an expert group is a run of `ep`
-neighbours inside one pipeline stage's dp_shard * cp * tp ranks.
+neighbours inside one pipeline stage's dp_shard * cp * tp ranks; where etp ranks cut an
+expert, they are the neighbours, and the expert group takes every etp-th rank.
 """
 
 from __future__ import annotations
@@ -34,26 +35,29 @@ class Mesh:
         index = np.unravel_index(rank, self.ranks.shape)
         out = {axis: int(i) for axis, i in zip(AXES, index, strict=True)}
         out["dp"] = out["dp_replicate"] * self.plan.dp_shard + out["dp_shard"]
-        out["ep"] = (rank % (self.plan.dp_shard * self.plan.cp * self.plan.tp)) % self.plan.ep
+        inside = rank % (self.plan.dp_shard * self.plan.cp * self.plan.tp)
+        out["ep"] = inside // self.plan.etp % self.plan.ep
         return out
 
     def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
         """Returns every group of the given name as rank tuples.
 
-        Names: pp, dp (replicate and shard), tp, cp, ep, edp (the ranks that hold the same
-        experts), world. Every rank stands in exactly one group of each name.
+        Names: pp, dp (replicate and shard), tp, cp, ep, etp, edp (the ranks that hold the same
+        parts of the same experts), world. Every rank stands in exactly one group of each name.
         """
         p, ranks = self.plan, self.ranks
         if name == "world":
             table = ranks.reshape(1, -1)
         elif name == "dp":
             table = np.moveaxis(ranks, (1, 2), (-2, -1)).reshape(-1, p.dp)
-        elif name in {"ep", "edp"}:
-            stage = ranks.reshape(p.pp, p.dp_replicate, -1, p.ep)
-            if name == "ep":
-                table = stage.reshape(-1, p.ep)
+        elif name in {"ep", "etp", "edp"}:
+            stage = ranks.reshape(p.pp, p.dp_replicate, -1, p.ep, p.etp)
+            if name == "etp":
+                table = stage.reshape(-1, p.etp)
+            elif name == "ep":
+                table = np.moveaxis(stage, 3, 4).reshape(-1, p.ep)
             else:
-                table = np.moveaxis(stage, 3, 1).reshape(p.pp * p.ep, -1)
+                table = np.moveaxis(stage, (3, 4), (1, 2)).reshape(p.pp * p.ep * p.etp, -1)
         else:
             axis = AXES.index(name)
             table = np.moveaxis(ranks, axis, -1).reshape(-1, ranks.shape[axis])

@@ -29,9 +29,9 @@ class OwnedTensor:
 
 
 def tensor_split(param: ParamTensor, plan: ParallelPlan) -> int:
-    """Returns over how many ranks of a stage one copy is cut (tp, or ep for experts)."""
+    """Returns over how many ranks of a stage one copy is cut (tp; ep * etp for experts)."""
     if param.role == "expert":
-        return plan.ep
+        return plan.ep * plan.etp
     if param.role in _TP_SPLIT_ROLES and not any(n in param.name for n in _TP_WHOLE_NAMES):
         return plan.tp
     return 1
@@ -43,7 +43,7 @@ def stage_tensors(spec: ModelSpec, plan: ParallelPlan, stage: int) -> tuple[Para
     if stage == 0:
         layers.insert(0, EMBEDDING_LAYER)
     if stage == plan.pp - 1:
-        layers.append(spec.num_layers)
+        layers.extend(range(spec.num_layers, spec.num_layers + 1 + spec.mtp_layers))
     return tuple(p for layer in layers for p in layer_parameters(spec, layer))
 
 

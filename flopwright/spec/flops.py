@@ -23,7 +23,8 @@ def attention_flops_per_token(
         return 0.0
     attn = spec.attention
     windows = [
-        min(spec.sliding_window(layer) or seq_len, seq_len) for layer in range(spec.num_layers)
+        min(spec.sliding_window(layer) or seq_len, seq_len)
+        for layer in range(spec.num_layers + spec.mtp_layers)
     ]
     seen = sum(2 * w - w * w / seq_len for w in windows)
     full = 3 * 2 * seen * attn.num_heads * (attn.qk_head_dim + attn.v_head_dim)

@@ -24,6 +24,7 @@ Role = Literal[
     "router",
     "norm",
     "head",
+    "mtp",
 ]
 
 EMBEDDING_LAYER = -1
@@ -61,6 +62,7 @@ class ParamTensor:
             "expert",
             "shared_expert",
             "router",
+            "mtp",
         }
 
 
@@ -156,7 +158,12 @@ def _norm(spec: ModelSpec, name: str, layer: int) -> Iterator[ParamTensor]:
 
 
 def layer_parameters(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
-    """Yields the tensors of one layer (-1: embeddings; num_layers: final norm and head)."""
+    """Yields the tensors of one layer.
+
+    Args:
+        layer: -1 for the embeddings, num_layers for the final norm and the head, above that
+            one of the mtp_layers modules (arXiv 2412.19437, 2.2).
+    """
     h, v = spec.hidden_size, spec.vocab_size
     if layer == EMBEDDING_LAYER:
         yield ParamTensor(
@@ -180,6 +187,12 @@ def layer_parameters(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
             tied=spec.tied_embeddings,
         )
         return
+    if layer > spec.num_layers:
+        yield from _norm(spec, f"model.layers.{layer}.hnorm", layer)
+        yield from _norm(spec, f"model.layers.{layer}.enorm", layer)
+        yield ParamTensor(
+            name=f"model.layers.{layer}.eh_proj.weight", shape=(h, 2 * h), layer=layer, role="mtp"
+        )
     yield from _norm(spec, f"model.layers.{layer}.input_layernorm", layer)
     yield from _attention(spec, layer)
     yield from _norm(spec, f"model.layers.{layer}.post_attention_layernorm", layer)
@@ -190,7 +203,7 @@ def parameters(spec: ModelSpec) -> tuple[ParamTensor, ...]:
     """Returns every tensor of the model, embeddings first, head last."""
     return tuple(
         p
-        for layer in range(EMBEDDING_LAYER, spec.num_layers + 1)
+        for layer in range(EMBEDDING_LAYER, spec.num_layers + 1 + spec.mtp_layers)
         for p in layer_parameters(spec, layer)
     )
 
@@ -205,7 +218,7 @@ def num_active_params(spec: ModelSpec, *, input_embedding: bool = False, head: b
 
     Args:
         input_embedding: count the input embedding table (a lookup, not a product).
-        head: count the output head.
+        head: count the output head, once more for each multi-token-prediction module.
     """
     total = 0
     for p in parameters(spec):
@@ -217,7 +230,7 @@ def num_active_params(spec: ModelSpec, *, input_embedding: bool = False, head: b
             assert spec.moe is not None
             total += p.numel * spec.moe.top_k // spec.moe.num_experts
         elif p.role == "head":
-            total += math.prod(p.shape)
+            total += math.prod(p.shape) * (1 + spec.mtp_layers)
         else:
             total += p.numel
     return total

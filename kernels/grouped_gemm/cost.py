@@ -15,8 +15,8 @@ def grouped_gemm(
     *,
     rows: ArrayLike,
     experts: ArrayLike,
-    k: int,
-    n: int,
+    k: ArrayLike,
+    n: ArrayLike,
     dtype: str,
     tag: str = "",
 ) -> None:
@@ -24,7 +24,7 @@ def grouped_gemm(
 
     m is the rows of one expert, batch the local experts; 2 * rows * k * n FLOPs each.
     """
-    r, e = np.asarray(rows, float), np.asarray(experts, float)
+    r, e, k, n = (np.asarray(v, float) for v in (rows, experts, k, n))
     width = DTYPE_BYTES[dtype]
     x, w, y = r * k * width, e * n * k * width, r * n * width
     flops, one = 2 * r * k * n, r / e

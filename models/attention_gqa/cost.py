@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from flopwright.kernels.attention.cost import attention
 from flopwright.kernels.linear.cost import linear
-from flopwright.kernels.rms_norm.cost import wide_bytes
 from flopwright.kernels.rope.cost import rope
-from flopwright.models.attention_mla.cost import context_gather
+from flopwright.models.core_attention import core_attention
 from flopwright.models.local import Local, add, gather, scatter
 from flopwright.models.norm.cost import norm
 from flopwright.ops import CostBuilder, Phase
@@ -40,22 +38,9 @@ def grouped_query_attention(
         if spec.rope is not None and name != "v":
             rope(cost, f"{name}_rope", elements=out, dtype=dtype)
         cost.saved(name, out * local.width, tag="norm" if normed else "")
-    context_gather(cost, local, 2 * t * kv_heads * dim * local.width)
-    attention(
-        cost,
-        "attention",
-        sequences=np.asarray(local.shape.micro_batch_size, float),
-        seq_len=local.shape.seq_len,
-        heads=heads,
-        kv_heads=kv_heads,
-        qk_width=dim,
-        v_width=dim,
-        dtype=dtype,
-        cp=local.cp,
-        window=window,
+    core_attention(
+        cost, local, heads=heads, kv_heads=kv_heads, qk_width=dim, v_width=dim, window=window
     )
-    cost.saved("attention.out", t * heads * dim * local.width)
-    cost.saved("attention.lse", t * heads * wide_bytes(dtype))
     linear(cost, "o_proj", rows=t, k=heads * dim, n=hidden, dtype=dtype, bias=spec.o_bias)
     scatter(cost, "o_proj", local, hidden)
     add(cost, "input_grad_sum", Phase.BACKWARD_INPUT, t * hidden, local, 2)

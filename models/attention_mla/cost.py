@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from flopwright.kernels.attention.cost import attention
 from flopwright.kernels.linear.cost import linear
-from flopwright.kernels.rms_norm.cost import wide_bytes
 from flopwright.kernels.rope.cost import rope
+from flopwright.models.core_attention import core_attention
 from flopwright.models.local import Local, add, gather, scatter
 from flopwright.models.norm.cost import norm
-from flopwright.ops import Array, Collective, CostBuilder, Phase
+from flopwright.ops import CostBuilder, Phase
 from flopwright.spec.model import MlaAttention
 
 TAG_UP = "mla_up"
@@ -47,22 +44,6 @@ def _keys_values(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Loca
     rope(cost, "kv_rope", elements=keys + values, dtype=dtype, tag=TAG_UP)
     cost.saved("k", keys * local.width, tag=TAG_UP)
     cost.saved("v", values * local.width, tag=TAG_UP)
-    context_gather(cost, local, (keys + values) * local.width)
-
-
-def context_gather(cost: CostBuilder, local: Local, nbytes: Array) -> None:
-    """Adds the gather of keys and values over the context group, and its backward.
-
-    Each rank keeps its own part (`nbytes`), gathers the rest again for the backward pass
-    and reduce-scatters the gradients.
-    """
-    whole, count = nbytes * local.cp, np.where(local.cp > 1, 1.0, 0.0)
-    for collective, phase in (
-        (Collective.ALL_GATHER, Phase.FORWARD),
-        (Collective.ALL_GATHER, Phase.BACKWARD_INPUT),
-        (Collective.REDUCE_SCATTER, Phase.BACKWARD_INPUT),
-    ):
-        cost.comm("kv_context", collective, "cp", phase, nbytes=whole, count=count)
 
 
 def latent_attention(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
@@ -70,20 +51,14 @@ def latent_attention(cost: CostBuilder, spec: MlaAttention, hidden: int, local: 
     _queries(cost, spec, hidden, local)
     _keys_values(cost, spec, hidden, local)
     heads, t = spec.num_heads / local.tp, local.tokens
-    attention(
+    core_attention(
         cost,
-        "attention",
-        sequences=np.asarray(local.shape.micro_batch_size, float),
-        seq_len=local.shape.seq_len,
+        local,
         heads=heads,
         kv_heads=heads,
         qk_width=spec.qk_head_dim,
         v_width=spec.v_head_dim,
-        dtype=local.dtype,
-        cp=local.cp,
     )
-    cost.saved("attention.out", t * heads * spec.v_head_dim * local.width)
-    cost.saved("attention.lse", t * heads * wide_bytes(local.dtype))
     linear(cost, "o_proj", rows=t, k=heads * spec.v_head_dim, n=hidden, dtype=local.dtype)
     scatter(cost, "o_proj", local, hidden)
     # Query and latent branch read the same state.

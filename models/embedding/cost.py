@@ -16,7 +16,7 @@ def embeddings(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
         cost,
         "embed_tokens",
         tokens=local.tokens,
-        vocab=spec.vocab_size / local.tp,
+        vocab=local.vocab(spec.vocab_size),
         width=hidden,
         dtype=local.dtype,
     )

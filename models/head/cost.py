@@ -11,14 +11,27 @@ from flopwright.ops import CostBuilder
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.model import ModelSpec
 
+# Prefix of the rows of a head that a multi-token-prediction module uses once more.
+HEAD_AGAIN = "shared_head."
+
 
 def head(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
     """Adds the rows of layer num_layers; the vocabulary is cut over tp, and so are the logits."""
-    hidden, t, shard, dtype = spec.hidden_size, local.tokens, local.shard_tokens, local.dtype
-    vocab = spec.vocab_size / local.tp
+    shard, hidden = local.shard_tokens, spec.hidden_size
     cost.saved("input", shard * hidden * local.width)
-    norm(cost, "norm", rows=shard, width=hidden, dtype=dtype, kind=spec.norm)
+    norm(cost, "norm", rows=shard, width=hidden, dtype=local.dtype, kind=spec.norm)
     cost.saved("norm.out", shard * hidden * local.width, tag="norm")
+    logits_and_loss(cost, spec, local)
+
+
+def logits_and_loss(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
+    """Adds the rows from the normalised state on: the product with the table, and the loss."""
+    hidden, t, dtype, vocab = (
+        spec.hidden_size,
+        local.tokens,
+        local.dtype,
+        local.vocab(spec.vocab_size),
+    )
     gather(cost, "lm_head", local, hidden)
     linear(cost, "lm_head", rows=t, k=hidden, n=vocab, dtype=dtype)
     cost.saved("logits", t * vocab * local.width)

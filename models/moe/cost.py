@@ -1,7 +1,9 @@
 """What a mixture-of-experts block costs and keeps, at balanced load.
 
 A rank sends tokens / tp * top_k rows; every rank of the expert group does, and num_experts
-/ ep experts live here, so as many rows arrive. Its input is kept by the layer.
+/ ep experts live here, so as many rows arrive. Where etp ranks cut each expert, they gather
+the rows that arrived at each of them, and reduce-scatter the results. Its input is kept by
+the layer.
 """
 
 from __future__ import annotations
@@ -64,6 +66,20 @@ def _exchange(cost: CostBuilder, name: str, phase: Phase, nbytes: Array, local: 
     cost.comm(name, Collective.ALL_TO_ALL, "ep", phase, nbytes=leaving, count=count)
 
 
+def _share_rows(cost: CostBuilder, row_bytes: Array, local: Local) -> None:
+    """Adds the gathers and reduce-scatters of rows among the ranks that cut an expert."""
+    if not (local.etp > 1).any():
+        return
+    count = np.where(local.etp > 1, 1.0, 0.0)
+    for name, first, second in (
+        ("experts.rows", Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
+        ("experts.results", Collective.REDUCE_SCATTER, Collective.ALL_GATHER),
+    ):
+        for collective, phase in ((first, Phase.FORWARD), (second, Phase.BACKWARD_INPUT)):
+            whole = row_bytes * local.etp
+            cost.comm(name, collective, "etp", phase, nbytes=whole, count=count)
+
+
 def _regroup(cost: CostBuilder, name: str, phase: Phase, nbytes: Array, local: Local) -> None:
     """Adds the copy between arrival order and local-expert order, where rows travel."""
     cost.op(
@@ -88,25 +104,28 @@ def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None
     assert moe is not None
     _router(cost, moe, hidden, local)
     t, k, dtype, m = local.shard_tokens, moe.top_k, local.dtype, moe.expert_intermediate_size
-    rows, experts = t * k, moe.num_experts / local.ep
-    row_bytes = rows * hidden * local.width
-    cost.saved("order", rows * _INDEX_BYTES)
-    cost.saved("place", rows * _INDEX_BYTES)
+    experts, cut = moe.num_experts / local.ep, local.etp
+    row_bytes = t * k * hidden * local.width
+    rows, inner = t * k * cut, m / cut
+    cost.saved("order", t * k * _INDEX_BYTES)
+    cost.saved("place", t * k * _INDEX_BYTES)
     permute(cost, "permute", tokens=t, top_k=k, width=hidden, dtype=dtype)
     for name in ("dispatch", "combine"):
         for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT):
             _exchange(cost, name, phase, row_bytes, local)
             _regroup(cost, f"{name}.regroup", phase, row_bytes, local)
+    _share_rows(cost, row_bytes, local)
     cost.saved("experts.counts", experts * _INDEX_BYTES)
-    cost.saved("experts.input", row_bytes, fp8=True)
+    cost.saved("experts.input", row_bytes * cut, fp8=True)
     grouped_gemm(
-        cost, "experts.gate_up_proj", rows=rows, experts=experts, k=hidden, n=2 * m, dtype=dtype
-    )
-    cost.saved("experts.gate_up", rows * 2 * m * local.width, fp8=True)
-    swiglu(cost, "experts.swiglu", rows=rows, width=m, dtype=dtype, tag=TAG)
-    cost.saved("experts.inner", rows * m * local.width, tag=TAG)
+        cost, "experts.gate_up_proj", rows=rows, experts=experts, k=hidden, n=2 * inner,
+        dtype=dtype,
+    )  # fmt: skip
+    cost.saved("experts.gate_up", rows * 2 * inner * local.width, fp8=True)
+    swiglu(cost, "experts.swiglu", rows=rows, width=inner, dtype=dtype, tag=TAG)
+    cost.saved("experts.inner", rows * inner * local.width, tag=TAG)
     grouped_gemm(
-        cost, "experts.down_proj", rows=rows, experts=experts, k=m, n=hidden, dtype=dtype,
+        cost, "experts.down_proj", rows=rows, experts=experts, k=inner, n=hidden, dtype=dtype,
         tag=TAG_DOWN,
     )  # fmt: skip
     cost.saved("experts.out", row_bytes, tag=TAG_DOWN)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from flopwright.models.attention_gqa.cost import grouped_query_attention
 from flopwright.models.attention_mla.cost import latent_attention
 from flopwright.models.embedding.cost import embeddings
-from flopwright.models.head.cost import head
+from flopwright.models.head.cost import HEAD_AGAIN, head
 from flopwright.models.local import Local, add
 from flopwright.models.mlp.cost import feed_forward
 from flopwright.models.moe.cost import mixture_of_experts
+from flopwright.models.mtp.cost import prediction_inputs
 from flopwright.models.norm.cost import norm
 from flopwright.ops import BlockCost, CostBuilder, Phase, ShardShape
 from flopwright.spec.model import MlaAttention, ModelSpec
@@ -70,7 +71,8 @@ def layer_cost(
     """Returns what one micro-batch costs in one layer on one rank.
 
     Args:
-        layer: 0-based; -1 for the embeddings, spec.num_layers for final norm, head and loss.
+        layer: 0-based; -1 for the embeddings, spec.num_layers for final norm, head and loss,
+            above that a multi-token-prediction module.
         shape: local shapes, each a number or an array of num_candidates.
 
     The life "input" of a layer is the tensor that full recompute keeps.
@@ -81,6 +83,12 @@ def layer_cost(
     elif layer == spec.num_layers:
         head(cost, spec, local)
     else:
+        if layer > spec.num_layers:
+            prediction_inputs(cost, spec, local)
         _attention_half(cost, spec, layer, local, num_candidates)
         _feed_forward_half(cost, spec, layer, local, num_candidates)
+        if layer > spec.num_layers:
+            again = CostBuilder()
+            head(again, spec, local)
+            cost.extend(again.build(num_candidates), HEAD_AGAIN)
     return cost.build(num_candidates)

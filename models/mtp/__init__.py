@@ -1,0 +1,1 @@
+"""Multi-token prediction: what stands before the module's layer."""
