@@ -1,9 +1,11 @@
-"""Seconds of collectives by alpha-beta formulas on the links of a cluster.
+"""Seconds of each algorithm of a collective on the levels of a cluster.
 
-Symbols: n payload bytes, g ranks, a latency of one message, b bytes/s of the link. Rings as
-in Thakur, Rabenseifner, Gropp (2005); a group that spans nodes goes in two levels: inside
-the node first, then one ring between nodes for each local rank, each on its own NIC.
-Payload conventions are those of CommTable.
+Symbols: n payload bytes, g ranks, l of them on each of N nodes (NVLink domains), a latency of
+one message, b bytes/s of the link. Rings as in Thakur, Rabenseifner, Gropp (2005), double
+binary trees as in Sanders, Speck, Traeff (2009). A ring over nodes is pipelined: it enters
+and leaves a node by all l adapters of the group, so the slower of node link and adapters
+paces it. Payload conventions are those of CommTable. Where a link has fitted curves
+(`curves.py`), they give the latency and the share of b that a message reaches.
 """
 
 from __future__ import annotations
@@ -11,86 +13,133 @@ from __future__ import annotations
 import numpy as np
 
 from flopwright.ops import Array, Collective
+from flopwright.simulator.collectives.net import (
+    Net,
+    far_base_s,
+    far_latency_s,
+    far_stream_s,
+    hop_s,
+    near_base_s,
+    near_stream_s,
+)
 from flopwright.simulator.collectives.topology import GroupShape
-from flopwright.spec.cluster import ClusterSpec, LinkSpec
 
 
-def _ring(n: Array, g: Array, link: LinkSpec, passes: int) -> Array:
-    """Returns passes * (g-1) * (a + n / (g * b)): a pass is a reduce-scatter or a gather."""
-    return np.asarray(passes * (g - 1) * (link.latency_s + n / (g * link.bytes_per_s)))
+def ring_s(n: Array, group: GroupShape, net: Net, passes: int, name: str) -> Array:
+    """Returns passes * ((g-1) a + n (g-1) / (g b)); a pass is a reduce-scatter or a gather.
 
-
-def _two_levels(n: Array, group: GroupShape, cluster: ClusterSpec, passes: int) -> Array:
-    inside = _ring(n, group.local, cluster.node.link, passes)
-    if cluster.network is None:
-        return inside
-    return np.asarray(inside + _ring(n / group.local, group.nodes, cluster.network, passes))
-
-
-def all_reduce_s(n: Array, group: GroupShape, cluster: ClusterSpec) -> Array:
-    """Returns 2 (g-1) (a + n / (g b)): a reduce-scatter and an all-gather."""
-    return _two_levels(n, group, cluster, 2)
-
-
-def gather_scatter_s(n: Array, group: GroupShape, cluster: ClusterSpec) -> Array:
-    """Returns (g-1) (a + n / (g b)): all-gather of n output, reduce-scatter of n input bytes."""
-    return _two_levels(n, group, cluster, 1)
-
-
-def broadcast_s(n: Array, group: GroupShape, cluster: ClusterSpec) -> Array:
-    """Returns (g-1) a + n / b of a pipelined chain: latencies add, the slowest link paces it."""
-    link, net = cluster.node.link, cluster.network
-    latency = (group.local - 1) * link.latency_s
-    stream = np.where(group.local > 1, n / link.bytes_per_s, 0.0)
-    if net is not None:
-        latency = latency + (group.nodes - 1) * net.latency_s
-        stream = np.maximum(stream, np.where(group.spans, n / net.bytes_per_s, 0.0))
-    return np.asarray(latency + stream)
-
-
-def all_to_all_s(
-    n: Array, group: GroupShape, cluster: ClusterSpec, copies: int | None = None
-) -> Array:
-    """Returns the seconds of an exchange in which n bytes leave a rank, equal parts to each other.
-
-    What goes to the rank's own node takes the node's link, the rest its NIC. With `copies`,
-    a token is on its way to that many experts drawn at random: a node is sent it once, and
-    the node's link spreads it, once to a rank (DeepEP). The two parts are pipelined: the
-    slower one counts.
+    Over nodes b is the slower of the node's link and l adapters, and a network with fitted
+    curves gives what each further rank adds (alpha x ranks: half a second over a thousand
+    calls between a thousand ranks).
     """
     g, local, nodes = group.size, group.local, group.nodes
-    others = np.maximum(g - 1, 1.0)
-    near, far = n * (local - 1) / others, n * (g - local) / others
-    if copies:
-        rows = n * g / others / copies  # one copy of each token
-        near = rows * _distinct(g, copies) * (local - 1) / local
-        far = rows * _distinct(nodes, copies) * (nodes - 1) / nodes
-    link, net = cluster.node.link, cluster.network
-    on_node = (local - 1) * link.latency_s + near / link.bytes_per_s
-    if net is None:
-        return np.asarray(on_node)
-    across = (nodes - 1) * net.latency_s + far / net.bytes_per_s
-    return np.asarray(np.maximum(on_node, across))
+    wire = passes * n * (g - 1) / g
+    inside = near_base_s(net, name, g, passes) + near_stream_s(net, name, g, wire)
+    if not net.spans:
+        return np.asarray(inside)
+    steps = (g - 1) * net.far.hop_s if net.far else (g - nodes) * hop_s(net)
+    latency = far_base_s(net) + passes * (steps + (nodes - 1) * far_latency_s(net, group))
+    near, far = near_stream_s(net, name, local, wire), far_stream_s(net, group, wire / local)
+    return np.where(group.spans, latency + np.maximum(near, far), inside)
 
 
-def send_recv_s(n: Array, group: GroupShape, cluster: ClusterSpec) -> Array:
+def tree_s(n: Array, group: GroupShape, net: Net) -> Array:
+    """Returns an all-reduce up and down double binary trees of nodes, chains inside them.
+
+    2 (ceil(log2 N) a_net + (l-1) a) + 2 n over the slower of the link and l adapters.
+    """
+    local, nodes = group.local, group.nodes
+    hop = far_latency_s(net, group) + (net.far.hop_s if net.far else 0.0)
+    depth = np.ceil(np.log2(nodes))
+    latency = far_base_s(net) + 2 * (depth * hop + (local - 1) * hop_s(net))
+    near = near_stream_s(net, "all_reduce_ring", local, 2 * n)
+    return np.asarray(latency + np.maximum(near, far_stream_s(net, group, 2 * n / local, "tree")))
+
+
+def nvls_s(n: Array, group: GroupShape, net: Net) -> Array:
+    """Returns an all-reduce in which the switch adds up: a GPU sends n (1 + 1/l) bytes.
+
+    Over nodes a double binary tree joins the switches. Infinite where there is no such
+    switch, or too few GPUs on a node for NCCL to choose it.
+    """
+    local, above = group.local, net.near.nvls_above if net.near else None
+    if net.near is None or above is None or "all_reduce_nvls" not in net.near.curves:
+        return np.full(np.broadcast(n, local).shape, np.inf)
+    base = near_base_s(net, "all_reduce_nvls", local, 0.0)
+    stream = near_stream_s(net, "all_reduce_nvls", local, n * (1 + 1 / local))
+    if net.spans:
+        depth = np.ceil(np.log2(group.nodes))
+        far = far_stream_s(net, group, 2 * n / local, "tree")
+        base = np.where(
+            group.spans, base + far_base_s(net) + 2 * depth * far_latency_s(net, group), base
+        )
+        stream = np.where(group.spans, np.maximum(stream, far), stream)
+    return np.where(local > above, base + stream, np.inf)
+
+
+def hierarchical_s(n: Array, group: GroupShape, net: Net) -> Array:
+    """Returns an all-reduce in three steps: scatter in the node, all-reduce across, gather."""
+    local, nodes = group.local, group.nodes
+    inside = GroupShape(size=local, local=local)
+    across = GroupShape(size=nodes, local=np.ones_like(nodes), stride=group.apart * local)
+    first = ring_s(n, inside, net, 1, "reduce_scatter_ring")
+    last = ring_s(n, inside, net, 1, "all_gather_ring")
+    middle = ring_s(n / local, across, net, 2, "all_reduce_ring")
+    return np.asarray(np.where(local > 1, first + last, 0.0) + middle)
+
+
+def all_reduce_algorithms(n: Array, group: GroupShape, net: Net) -> dict[str, Array]:
+    """Returns the seconds of each algorithm of an all-reduce; infinite where it does not apply."""
+    out = {"ring": ring_s(n, group, net, 2, "all_reduce_ring"), "nvls": nvls_s(n, group, net)}
+    if net.spans:
+        for name, formula in (("tree", tree_s), ("hierarchical", hierarchical_s)):
+            out[name] = np.where(group.spans, formula(n, group, net), np.inf)
+    return out
+
+
+def all_reduce_s(n: Array, group: GroupShape, net: Net) -> Array:
+    """Returns the seconds of the fastest algorithm at this size, as NCCL's tuner picks one."""
+    every = all_reduce_algorithms(n, group, net).values()
+    return np.asarray(np.minimum.reduce(list(np.broadcast_arrays(*every))))
+
+
+def all_gather_s(n: Array, group: GroupShape, net: Net) -> Array:
+    """Returns (g-1) a + n (g-1) / (g b) of n bytes of output."""
+    return ring_s(n, group, net, 1, "all_gather_ring")
+
+
+def reduce_scatter_s(n: Array, group: GroupShape, net: Net) -> Array:
+    """Returns (g-1) a + n (g-1) / (g b) of n bytes of input."""
+    return ring_s(n, group, net, 1, "reduce_scatter_ring")
+
+
+def broadcast_s(n: Array, group: GroupShape, net: Net) -> Array:
+    """Returns (g-1) a + n / b of a pipelined chain: latencies add, the slowest link paces it."""
+    name, local, nodes = "all_gather_ring", group.local, group.nodes
+    inside = near_base_s(net, name, group.size, 1) + near_stream_s(net, name, group.size, n)
+    if not net.spans:
+        return np.asarray(inside)
+    latency = far_base_s(net) + (nodes - 1) * far_latency_s(net, group) + (local - 1) * hop_s(net)
+    stream = np.maximum(near_stream_s(net, name, local, n), far_stream_s(net, group, n))
+    return np.where(group.spans, latency + stream, inside)
+
+
+def send_recv_s(n: Array, group: GroupShape, net: Net) -> Array:
     """Returns a + n / b on the link between the two ranks of the group."""
-    link, net = cluster.node.link, cluster.network
-    near = link.latency_s + n / link.bytes_per_s
-    if net is None:
+    two = np.full_like(group.size, 2.0)
+    name = "all_to_all_pairs"
+    near = near_base_s(net, name, two, 1) + near_stream_s(net, name, two, n)
+    if not net.spans:
         return np.asarray(near)
-    return np.asarray(np.where(group.spans, net.latency_s + n / net.bytes_per_s, near))
-
-
-def _distinct(places: Array, draws: int) -> Array:
-    """Returns how many of `places` equal places `draws` random draws touch, on average."""
-    return np.asarray(places * (1 - (1 - 1 / places) ** draws))
+    pair = GroupShape(size=two, local=np.ones_like(two), stride=group.apart)
+    far = far_latency_s(net, pair) + far_stream_s(net, pair, n)
+    return np.where(group.spans, far, near)
 
 
 FORMULAS = {
     Collective.ALL_REDUCE: all_reduce_s,
-    Collective.ALL_GATHER: gather_scatter_s,
-    Collective.REDUCE_SCATTER: gather_scatter_s,
+    Collective.ALL_GATHER: all_gather_s,
+    Collective.REDUCE_SCATTER: reduce_scatter_s,
     Collective.SEND_RECV: send_recv_s,
     Collective.BROADCAST: broadcast_s,
 }

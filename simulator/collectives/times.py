@@ -7,7 +7,9 @@ collective of the ranks they were measured between.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +17,9 @@ from numpy.typing import ArrayLike
 from flopwright.errors import InputError
 from flopwright.ops import Array, Collective
 from flopwright.simulator.calibration.model import Calibration, CollectiveCurve
-from flopwright.simulator.collectives.formulas import FORMULAS, all_to_all_s
+from flopwright.simulator.collectives.expert_exchange import ExpertCall, all_to_all_s
+from flopwright.simulator.collectives.formulas import FORMULAS
+from flopwright.simulator.collectives.net import net_of
 from flopwright.simulator.collectives.topology import GroupShape
 from flopwright.spec.cluster import ClusterSpec
 
@@ -28,6 +32,10 @@ _STANDS_IN = {
     Collective.SEND_RECV: ("broadcast", "all_gather", "all_reduce"),
     Collective.BROADCAST: ("send_recv", "all_gather", "all_reduce"),
 }
+
+
+# What a probe calls the link between the GPUs of the node it ran on.
+INTRA_NODE: Final = "intra_node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,53 +53,86 @@ def collective_seconds(
     cluster: ClusterSpec,
     calibration: Calibration,
     copies: int | None = None,
+    *,
+    call: ExpertCall = "combine",
+    node_limit: int | None = None,
+    skew: ArrayLike = 1.0,
 ) -> CollectiveTimes:
     """Returns the seconds of one call; 0 in a group of one rank.
 
     Args:
         nbytes: payload as in CommTable, broadcasting over candidates.
-        copies: for an expert exchange, the experts a token goes to (see all_to_all_s).
+        copies: for an expert exchange, the experts a token goes to (see wire_bytes).
+        call: for an expert exchange, which of its two calls this is.
+        node_limit: nodes a token may go to at most (node-limited routing).
+        skew: for an exchange, bytes of the busiest rank over the mean, at least 1.
 
     Raises:
-        InputError: payloads that are negative or not finite.
+        InputError: payloads that are negative or not finite, a skew below 1, or a link that
+            names curves that there are not.
     """
     n, g = np.broadcast_arrays(np.asarray(nbytes, float), group.size)
     if not np.isfinite(n).all() or (n < 0).any():
         raise InputError(f"bytes of {collective.name.lower()} must be finite and not negative")
+    tail = np.asarray(skew, float)
+    if not np.isfinite(tail).all() or (tail < 1).any():
+        raise InputError("skew is the busiest rank over the mean: finite and at least 1")
+    net = net_of(cluster)
     if collective is Collective.ALL_TO_ALL:
-        seconds = all_to_all_s(n, group, cluster, copies)
+        seconds = all_to_all_s(n, group, net, copies, call=call, node_limit=node_limit, skew=tail)
     else:
-        seconds = FORMULAS[collective](n, group, cluster)
+        seconds = FORMULAS[collective](n, group, net)
     seconds = np.array(np.broadcast_to(seconds, n.shape))
+    notes = _measured(seconds, collective, n, group, cluster, calibration)
+    return CollectiveTimes(np.where(g > 1, seconds, 0.0), notes)
+
+
+def _measured(
+    seconds: Array,
+    collective: Collective,
+    n: Array,
+    group: GroupShape,
+    cluster: ClusterSpec,
+    calibration: Calibration,
+) -> tuple[str, ...]:
+    """Puts measured curves in the place of formulas, where the crossed link was measured."""
+    if not calibration.collectives:
+        return ()
     notes: dict[str, None] = {}
-    for ranks in np.unique(g[g > 1]):
-        here = g == ranks
-        measured = np.broadcast_to(_is_measured(cluster, calibration, group), n.shape) & here
-        if measured.any():
-            curve, note = _pick(calibration, collective, int(ranks))
-            seconds[measured] = (curve.alpha_s + n / curve.bytes_per_s)[measured]
+    size, spans = (np.broadcast_to(a, n.shape) for a in (group.size, group.spans))
+    for crosses, names in ((False, _near_names(cluster)), (True, _far_names(cluster))):
+        curves = [c for c in calibration.collectives if c.link in names]
+        here = (spans == crosses) & (size > 1)
+        if not here.any():
+            continue
+        if not curves:
+            notes[f"{names[0]} was not measured: formulas price it"] = None
+            continue
+        for ranks in np.unique(size[here]):
+            curve, note = _pick(curves, collective, int(ranks))
+            mine = here & (size == ranks)
+            seconds[mine] = (curve.alpha_s + n / curve.bytes_per_s)[mine]
             if note:
                 notes[note] = None
-    return CollectiveTimes(np.where(g > 1, seconds, 0.0), tuple(notes))
+    return tuple(notes)
 
 
-def _is_measured(cluster: ClusterSpec, calibration: Calibration, group: GroupShape) -> Array:
-    """Returns whether the link the group crosses is one the calibration measured."""
-    links = {c.link for c in calibration.collectives}
-    if not links:
-        return np.zeros(group.size.shape, bool)
-    if cluster.num_nodes == 1:
-        return np.ones(group.size.shape, bool)
-    assert cluster.network is not None
-    return np.where(group.spans, cluster.network.name in links, cluster.node.link.name in links)
+def _near_names(cluster: ClusterSpec) -> tuple[str, ...]:
+    """Returns the names under which curves of the node's link may have been measured."""
+    return (cluster.node.link.name, INTRA_NODE)
+
+
+def _far_names(cluster: ClusterSpec) -> tuple[str, ...]:
+    return (cluster.network.name,) if cluster.network else ()
 
 
 def _pick(
-    calibration: Calibration, collective: Collective, ranks: int
+    curves: Sequence[CollectiveCurve], collective: Collective, ranks: int
 ) -> tuple[CollectiveCurve, str]:
+    """Returns the curve of one link that stands for a collective, and what that assumes."""
     name = collective.name.lower()
     for kind in (name, *_STANDS_IN[collective]):
-        mine = [c for c in calibration.collectives if c.collective == kind]
+        mine = [c for c in curves if c.collective == kind]
         if not mine:
             continue
         best = min(mine, key=lambda c: (abs(c.ranks - ranks), -c.ranks))
@@ -101,5 +142,5 @@ def _pick(
         if best.ranks != ranks:
             notes.append(f"{name} between {ranks} ranks is priced as between {best.ranks}")
         return best, "; ".join(notes)
-    any_curve = max(calibration.collectives, key=lambda c: c.ranks)
+    any_curve = max(curves, key=lambda c: c.ranks)
     return any_curve, f"{name} is priced by the measured {any_curve.collective}"

@@ -46,11 +46,23 @@ def test_rings_inside_a_node(g: int, n: float) -> None:
     assert _seconds(Collective.SEND_RECV, n, 2) == pytest.approx(A + n / B)
 
 
-def test_a_group_over_nodes_goes_in_two_levels() -> None:
-    n, inside, nodes = 1e9, 8, 4
-    expected = 7 * (A + n / 8 / B) + 3 * (A_NET + n / 8 / 4 / B_NET)
-    assert _seconds(Collective.ALL_GATHER, n, inside * nodes) == pytest.approx(expected)
-    assert _seconds(Collective.ALL_REDUCE, n, inside * nodes) == pytest.approx(2 * expected)
+def test_a_ring_over_nodes_is_paced_by_its_slowest_link() -> None:
+    """32 ranks on four nodes: 28 hops on NVLink and 3 between nodes, eight adapters a node."""
+    n, wire = 1e9, 1e9 * 31 / 32
+    expected = 28 * A + 3 * A_NET + max(wire / B, wire / 8 / B_NET)
+    assert _seconds(Collective.ALL_GATHER, n, 32) == pytest.approx(expected)
+    assert _seconds(Collective.REDUCE_SCATTER, n, 32) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("n", [1e3, 1e6, 1e9])
+def test_an_all_reduce_over_nodes_takes_the_fastest_algorithm(n: float) -> None:
+    """Ring; double binary tree (Sanders, Speck, Traeff 2009); scatter, all-reduce, gather."""
+    wire = 2 * n * 31 / 32
+    ring = 2 * (28 * A + 3 * A_NET) + max(wire / B, wire / 8 / B_NET)
+    tree = 2 * (2 * A_NET + 7 * A) + max(2 * n / B, 2 * n / 8 / B_NET)
+    steps = 2 * (7 * A + n * 7 / 8 / B) + 2 * 3 * (A_NET + n / 8 / 4 / B_NET)
+    found = _seconds(Collective.ALL_REDUCE, n, 32)
+    assert found == pytest.approx(min(ring, tree, steps))
 
 
 def test_ranks_that_stand_a_node_apart_only_use_the_network() -> None:
@@ -76,6 +88,31 @@ def test_a_token_crosses_to_a_node_once() -> None:
     assert _seconds(Collective.ALL_TO_ALL, leaving, 16, copies=1) == pytest.approx(
         _seconds(Collective.ALL_TO_ALL, leaving, 16), rel=1e-9
     )
+
+
+def test_node_limited_routing_spares_the_network() -> None:
+    """Eight experts on at most 4 of 8 nodes: 4 (1 - (3/4)^8) nodes a token, 7/8 of them away."""
+    rows, g = 1e9, 64
+    group = group_shape([g], [1], 8)
+    leaving = 8 * rows * 63 / 64
+    kwargs = {"copies": 8, "node_limit": 4}
+    found = collective_seconds(Collective.ALL_TO_ALL, [leaving], group, H800, NONE, **kwargs)
+    far = 7 * A_NET + rows * 4 * (1 - 0.75**8) * 7 / 8 / B_NET
+    near = 7 * A + rows * 32 * (1 - (31 / 32) ** 8) * 7 / 8 / B
+    assert found.seconds[0] == pytest.approx(max(near, far))
+    assert found.seconds[0] < _seconds(Collective.ALL_TO_ALL, leaving, g, copies=8)
+
+
+def test_the_busiest_rank_keeps_the_others_waiting() -> None:
+    group = group_shape([8], [1], 8)
+    kind = Collective.ALL_TO_ALL
+    even, skewed = (
+        float(collective_seconds(kind, [8e9], group, H800, NONE, skew=x).seconds[0])
+        for x in (1.0, 1.5)
+    )
+    assert skewed - 7 * A == pytest.approx(1.5 * (even - 7 * A))
+    with pytest.raises(InputError, match="at least 1"):
+        collective_seconds(Collective.ALL_TO_ALL, [8e9], group, H800, NONE, skew=0.5)
 
 
 @pytest.mark.parametrize("kind", list(Collective))
@@ -151,6 +188,29 @@ def test_what_was_not_measured_is_named() -> None:
     assert found.seconds == pytest.approx([2e-3])
     assert "reduce_scatter is priced by the measured all_reduce" in found.assumptions[0]
     assert "between 4 ranks is priced as between 2" in found.assumptions[0]
+
+
+def test_each_level_takes_the_curves_of_its_own_link() -> None:
+    """A curve of the network does not stand in for one of the node, nor the other way round."""
+    both = Calibration(
+        id="c", created="", source="test",
+        collectives=(
+            _curve("all_reduce", 8, 1.0, "nvlink"), _curve("all_gather", 32, 2.0, "roce_400g"),
+        ),
+    )  # fmt: skip
+    group = group_shape([8, 32], [1, 1], H800.node.gpus)
+    found = collective_seconds(Collective.ALL_REDUCE, 0.0, group, H800, both)
+    assert found.seconds == pytest.approx([1.0, 2.0])
+    assert found.assumptions == ("all_reduce is priced by the measured all_gather",)
+
+
+def test_a_link_that_was_not_measured_is_named() -> None:
+    group = group_shape([16], [1], H800.node.gpus)
+    curves = Calibration(
+        id="c", created="", source="test", collectives=(_curve("all_gather", 8, 1.0, "nvlink"),)
+    )
+    found = collective_seconds(Collective.ALL_GATHER, 0.0, group, H800, curves)
+    assert found.assumptions == ("roce_400g was not measured: formulas price it",)
 
 
 def test_a_curve_of_one_link_does_not_price_another() -> None:
