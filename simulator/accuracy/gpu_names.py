@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# (pattern on the spelling in lower case without blanks, "-", "_" and "(...)"; catalog name).
+# (pattern on the spelling as `_squeezed` writes it; catalog name).
 # The first match counts, so that a longer name stands before the shorter one inside it.
 _NAMES: Final[tuple[tuple[str, str], ...]] = (
     (r"tpu", "tpu"),
@@ -56,4 +56,6 @@ def is_out_of_scope(spelling: str) -> bool:
 
 
 def _squeezed(spelling: str) -> str:
-    return re.sub(r"[\s_\-]", "", spelling.lower())
+    """Returns a spelling without separators, but for "|" between two numbers."""
+    apart = re.sub(r"(?<=\d)[\s_\-]+(?=\d)", "|", spelling.lower())
+    return re.sub(r"[\s_\-]", "", apart)

@@ -123,14 +123,19 @@ def read_configurations(
     """
     frame = _frame(path)
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    repeats: dict[tuple[str, ...], int] = {}
     skipped: list[tuple[str, str]] = []
     for number, record in enumerate(frame.to_dict("records"), start=2):
         row = {name: _text(record.get(name)) for name in COLUMNS}
-        row["id"] = row["id"] or f"line-{number}"
+        row["id"] = row["id"] or f"line {number}"
         if not row["metric"]:
             skipped.append((row["id"], "no metric is named"))
             continue
-        groups.setdefault(_group(row), []).append(row)
+        key = _group(row)
+        # A metric that comes twice is a second run whose difference no column shows.
+        times = repeats.setdefault((*key, row["metric"]), 0)
+        repeats[(*key, row["metric"])] = times + 1
+        groups.setdefault((*key, str(times)), []).append(row)
     found = []
     for rows in groups.values():
         configuration = _configuration(rows)

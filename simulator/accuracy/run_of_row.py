@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,6 +64,8 @@ class PublishedRun:
         memory: bytes by definition (rows.memory_by_definition).
         assumed: what the rows did not say, one sentence each.
         flags: what is special about it.
+        framework: its software as its rows spell it; year: of publication; notes: what the
+            rows say beside their columns.
     """
 
     id: str
@@ -82,6 +85,9 @@ class PublishedRun:
     sweep: str = ""
     metric: str = ""
     where: str = ""
+    framework: str = ""
+    year: int | None = None
+    notes: str = ""
 
     @property
     def in_overall(self) -> bool:
@@ -298,6 +304,9 @@ def _run(
         flags=frozenset(assumed.flags),
         sweep=" | ".join(map(str, sweep)),
         where=configuration.text("source"),
+        framework=configuration.text("framework"),
+        year=configuration.whole("year"),
+        notes=configuration.notes,
     )
 
 
@@ -326,6 +335,7 @@ def _flag(
         assumed.say(f"set apart: {reason}")
 
 
+@cache
 def odd_rows() -> Mapping[str, str]:
     """Returns the ids of rows that their publishers or a check found wrong, with the reason."""
     return {

@@ -11,7 +11,7 @@ from typing import Final
 from flopwright.errors import InputError, Violation, divisors
 from flopwright.simulator.accuracy.defaults import Assumed, lora_rank
 from flopwright.simulator.accuracy.rows import Configuration
-from flopwright.spec.load import load_gpu
+from flopwright.simulator.hardware.nodes.types import usual_node_type
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import num_params
 
@@ -151,7 +151,9 @@ def _model_ranks(
         return tp or 1, pp or 1
     frozen = lora_rank(configuration) is not None
     weight = _BYTES_A_FROZEN_WEIGHT if frozen else _BYTES_A_WEIGHT
-    need = num_params(model) * weight / (load_gpu(gpu).hbm_bytes * _SHARE_OF_MEMORY)
+    need = (
+        num_params(model) * weight / (usual_node_type(gpu).node.gpu.hbm_bytes * _SHARE_OF_MEMORY)
+    )
     free = num_gpus // cp
     node = math.gcd(8, model.attention.num_heads)
     options = [
@@ -189,6 +191,8 @@ def _batches(configuration: Configuration, dp: int, pp: int, assumed: Assumed) -
         mbs = 1
         assumed.say("micro-batch of one sequence")
     if batch is None:
+        if configuration.whole("mbs") is None and configuration.value("step_time") is not None:
+            raise _bad("gbs", "", "a step time without its batch says nothing")
         steps = re.search(r"(?:gradient accumulation|ga|gradaccum|micro_num)[ =](\d+)|"
                           r"(\d+) gradient accumulation", configuration.notes.lower())  # fmt: skip
         count = int(next(g for g in steps.groups() if g)) if steps else 0
