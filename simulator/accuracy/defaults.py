@@ -37,6 +37,11 @@ class Assumed:
         if words not in self.made:
             self.made.append(words)
 
+    def replace(self, about: str, words: str) -> None:
+        """Notes one in place of those that start with `about`."""
+        self.made = [m for m in self.made if not m.startswith(about)]
+        self.say(words)
+
 
 def lora_rank(configuration: Configuration) -> int | None:
     """Returns the rank of a run that trains adapters only; None of one that trains all."""
@@ -140,7 +145,7 @@ def sharding_of(
 ) -> dict[str, Any]:
     """Returns zero_stage, data_parallel, dp_shard and dp_replicate for `dp` ranks."""
     text = configuration.text("zero_or_fsdp").lower()
-    fsdp = "fsdp" in text and "fsdp=0" not in text
+    fsdp = "hsdp" in text or ("fsdp" in text and "fsdp=0" not in text)
     stage = _zero_stage(text, fsdp)
     if stage is None:
         key = (stack.framework, stack.era)
@@ -161,7 +166,7 @@ def sharding_of(
 
 
 def _zero_stage(text: str, fsdp: bool) -> int | None:
-    if fsdp or "hsdp" in text:
+    if fsdp:
         return 2 if "shard_grad" in text else 3
     found = re.search(r"(?:zero)?[ -]?([0-3])\b", text)
     if "zero" in text and found:

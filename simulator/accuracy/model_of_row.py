@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from flopwright.errors import InputError, Violation
 from flopwright.simulator.accuracy.rows import Configuration
+from flopwright.spec.flops import Convention, model_flops_per_token
 from flopwright.spec.from_columns import GPT_VOCAB, USUAL_HEAD_DIM, model_from_columns
 from flopwright.spec.load import load_model
 from flopwright.spec.model import ModelSpec
@@ -22,7 +23,7 @@ _SIZES: Final = (
 )  # fmt: skip
 # Vocabularies of GPT-style models whose table gives only a size in parameters.
 _GPT_VOCABS: Final = (GPT_VOCAB, 131_072, 250_880)
-_PARAMS_OFF: Final = 0.12
+_CONVENTIONS: Final[tuple[Convention, ...]] = ("causal_half", "full")
 _LAYERS_OFF: Final = 0.05
 _HYBRIDS: Final = r"nemotron35?(nano|super|ultra|lightning)|nemotronh|mamba|jamba|zamba|kimilinear"
 
@@ -88,15 +89,40 @@ def model_of(configuration: Configuration, seq_len: int) -> RowModel:
     assumed: list[str] = []
     given = dict(facts) | {c: v for c, v in columns.items() if v is not None}
     if facts:
+        given.setdefault("style", "llama")
         taken = [c for c in _SIZES if columns[c] is None and c in facts]
         if taken:
             assumed.append(f"{', '.join(taken)} by the model's name")
+    may_have_mtp = given.pop("mtp", False)
     _drop_inconsistent(given)
     _fill(given, configuration, assumed)
     full = int(facts.get("layers") or given["layers"])
     model = model_from_columns(**given, max_seq_len=seq_len, name=_name(name, given["layers"]))
-    assumed += model.assumptions
-    return RowModel(model.spec, family, max(full, given["layers"]), tuple(assumed))
+    if not facts:  # of a known model they are no assumptions
+        assumed += model.assumptions
+    spec = _with_mtp(model.spec, configuration, seq_len, assumed) if may_have_mtp else model.spec
+    return RowModel(spec, family, max(full, given["layers"]), tuple(assumed))
+
+
+def _with_mtp(
+    spec: ModelSpec, configuration: Configuration, seq_len: int, assumed: list[str]
+) -> ModelSpec:
+    """Returns a model with the MTP module that its stated FLOPs of a token count, or without."""
+    rate = configuration.value("model_tflops_per_gpu")
+    tokens = configuration.value("tokens_per_s_per_gpu")
+    total, gpus = configuration.value("tokens_per_s"), configuration.whole("n_gpus")
+    if tokens is None and total is not None and gpus is not None:
+        tokens = total / gpus
+    with_it = spec.model_copy(update={"mtp_layers": 1})
+    if rate is None or tokens is None:
+        assumed.append("no MTP module")
+        return spec
+
+    def off(model: ModelSpec) -> float:
+        counted = (model_flops_per_token(model, seq_len, c) for c in _CONVENTIONS)
+        return min(abs(rate * 1e12 / tokens / f - 1) for f in counted)
+
+    return min((spec, with_it), key=off)
 
 
 def _refused(name: str, rule: str) -> InputError:

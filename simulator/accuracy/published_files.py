@@ -81,7 +81,7 @@ class PublishedFile(Spec):
     url: str
     metric: str
     measured_step_s: Seconds = Field(alias="measured_step")
-    memory: dict[str, Bytes] = {}
+    memory: dict[str, Bytes] = Field(default_factory=dict)
     gpu: str
     model_family: str
     sweep: str

@@ -21,6 +21,7 @@ from flopwright.simulator.accuracy.defaults import (
     sequence_parallel_of,
     sharding_of,
 )
+from flopwright.simulator.accuracy.defaults_physics import settled_recompute
 from flopwright.simulator.accuracy.gpu_names import AMD, canonical_gpu, is_out_of_scope
 from flopwright.simulator.accuracy.model_of_row import RowModel, model_of
 from flopwright.simulator.accuracy.rows import (
@@ -167,7 +168,21 @@ def run_of(configuration: Configuration, plan_for: PlanFor | None = None) -> Pub
     broken = plan_violations(plan, scenario)
     if broken:
         raise InputError(list(broken))
+    measured = _measured(configuration, scenario, axes.num_gpus)
+    if not configuration.text("recompute"):
+        memory = memory_by_definition(configuration)
+        plan = settled_recompute(
+            scenario, plan, stack.framework, measured[0] if measured else None, memory, assumed
+        )
     return _run(configuration, gpu, model, stack, scenario, plan, axes, assumed)
+
+
+def _measured(
+    configuration: Configuration, scenario: Scenario, num_gpus: int
+) -> tuple[float, str] | None:
+    """Returns (seconds of a step, the metric they follow from)."""
+    work = scenario.workload
+    return step_seconds(configuration, work.tokens_per_step, work.global_batch_size, num_gpus)
 
 
 def _bad(name: str, value: str, rule: str) -> InputError:
@@ -274,9 +289,7 @@ def _run(
     assumed: Assumed,
 ) -> PublishedRun:
     work = scenario.workload
-    measured = step_seconds(
-        configuration, work.tokens_per_step, work.global_batch_size, axes.num_gpus
-    )
+    measured = _measured(configuration, scenario, axes.num_gpus)
     if re.search(r"samples counted as", configuration.notes.lower()):
         assumed.flags.add("odd")
     _flag(configuration, gpu, model, scenario, plan, assumed)

@@ -8,15 +8,11 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from flopwright.simulator.accuracy.rows import COLUMNS, Configuration, same_words
+from flopwright.simulator.accuracy.rows import Configuration, same_words
 
 if TYPE_CHECKING:
     from flopwright.simulator.accuracy.run_of_row import PublishedRun
 
-_NOT_OF_A_RUN: Final = frozenset(
-    {"id", "source", "year", "framework", "metric", "value", "unit", "notes", "params_total_b",
-     "params_active_b", "model", "gpu", "dp", "recompute"}
-)  # fmt: skip
 _SAME_VALUE: Final = 1e-6
 
 
@@ -39,7 +35,7 @@ def merge(
 ) -> tuple[PublishedRun, ...]:
     """Returns one run for each configuration, measured as the median of its repeats.
 
-    Two are repeats if publisher, stack, model, GPU and every column of the plan agree, and so
+    Two are repeats if publisher, stack, model, GPU, workload and plan agree, and so
     does either the measured value or what the notes say of the run (not of its release).
     """
     groups: dict[tuple[object, ...], list[list[tuple[Configuration, PublishedRun]]]] = {}
@@ -54,10 +50,13 @@ def merge(
 
 
 def _key(configuration: Configuration, run: PublishedRun) -> tuple[object, ...]:
-    cells = tuple(configuration.text(c) for c in COLUMNS if c not in _NOT_OF_A_RUN)
+    # Two recipes of FP8 that are priced alike are two runs all the same.
+    precision = "rowwise" in configuration.text("precision").lower()
     return (
-        run.source, run.stack, run.model_name, run.scenario.model.num_layers, run.gpu,
-        run.measured_step_s is None, run.plan.recompute, "odd" in run.flags, *cells,
+        run.source, run.stack, run.model_name, run.gpu, run.num_gpus, precision,
+        run.scenario.model.num_layers, run.scenario.model.content_hash(),
+        run.scenario.workload.content_hash(), run.plan.content_hash(),
+        run.measured_step_s is None, "odd" in run.flags,
     )  # fmt: skip
 
 
