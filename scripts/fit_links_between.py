@@ -24,7 +24,7 @@ from scipy.optimize import least_squares, nnls
 from flopwright.simulator.collectives.curves import LinkCurves, SizeCurve
 from flopwright.simulator.collectives.formulas import all_reduce_s
 from flopwright.simulator.collectives.levels import levels
-from flopwright.simulator.collectives.net import Net
+from flopwright.simulator.collectives.net import make_net
 from flopwright.simulator.collectives.topology import group_shape
 from flopwright.simulator.hardware.nodes import cluster_of
 from flopwright.spec.validate import validate
@@ -97,7 +97,7 @@ class Network:
         ring = SizeCurve(ranks=4, base_s=base, share=share, ramp_bytes=ramp * 1e6)
         curves = {"ring": (ring,), "tree": (SizeCurve.model_validate(self.tree),)}
         far = LinkCurves(name="", source="", curves=curves, hop_s=self.hop_s)
-        return all_reduce_s(n[:, None], self.group, Net(self.levels, self.near, far))[:, 0]
+        return all_reduce_s(n[:, None], self.group, make_net(self.levels, self.near, far))[:, 0]
 
     def solve(self, n: np.ndarray, t: np.ndarray) -> np.ndarray:
         """Returns the parameters of the least squared logarithmic error."""

@@ -7,11 +7,14 @@ not fill the pipe, large ones come up to `share`. It grows with w and is never f
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat
 
 import flopwright
@@ -83,19 +86,49 @@ def load_link(name: str) -> LinkCurves:
     return validate(LinkCurves, read_yaml(path))
 
 
-def base_s(link: LinkCurves, name: str, ranks: Array, passes: float) -> Array:
-    """Returns the seconds of an empty call between so many ranks."""
-    mine = link.curves[name]
-    sizes = np.log2([c.ranks for c in mine])
-    inside = np.interp(np.log2(ranks), sizes, [c.base_s for c in mine])
-    beyond = np.maximum(ranks - mine[-1].ranks, 0.0)
-    return np.asarray(inside + passes * beyond * link.hop_s)
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One collective's curves by rank: looked up, and interpolated in log2(ranks) once.
+
+    Attributes:
+        base_s: of an empty call between 0, 1, 2 ... ranks, up to the largest group fitted.
+        inverse_share, root_ramp: 1 / share and sqrt(ramp_bytes).
+        hop_s: what each rank beyond them adds to a pass.
+    """
+
+    base_s: Array
+    inverse_share: Array
+    root_ramp: Array
+    hop_s: float
+
+    def empty_s(self, ranks: Array, passes: float) -> Array:
+        """Returns the seconds of an empty call between so many ranks."""
+        last = len(self.base_s) - 1
+        beyond = np.maximum(ranks - last, 0.0)
+        return np.asarray(self.base_s[self._index(ranks)] + passes * self.hop_s * beyond)
+
+    def stream_s(self, ranks: Array, wire: Array, bytes_per_s: Array | float) -> Array:
+        """Returns the seconds of moving `wire` bytes a GPU, without the empty call."""
+        at = self._index(ranks)
+        ramp = np.sqrt(wire) * self.root_ramp[at]
+        return np.asarray((wire * self.inverse_share[at] + ramp) / bytes_per_s)
+
+    def _index(self, ranks: Array) -> NDArray[np.intp]:
+        return np.minimum(ranks, len(self.base_s) - 1).astype(np.intp)
 
 
-def stream_s(link: LinkCurves, name: str, ranks: Array, wire: Array, bytes_per_s: Array) -> Array:
-    """Returns the seconds of moving `wire` bytes a GPU, without the empty call."""
+def table(link: LinkCurves, name: str) -> Table:
+    """Returns one collective's curves of a link, ready to be looked up."""
     mine = link.curves[name]
-    sizes, at = np.log2([c.ranks for c in mine]), np.log2(ranks)
-    share = np.interp(at, sizes, [c.share for c in mine])
-    ramp = np.interp(at, sizes, [c.ramp_bytes for c in mine])
-    return np.asarray((wire / share + np.sqrt(wire * ramp)) / bytes_per_s)
+    ranks = np.maximum(np.arange(mine[-1].ranks + 1), 1)
+    at, sizes = np.log2(ranks), np.log2([c.ranks for c in mine])
+
+    def at_each(values: list[float]) -> Array:
+        return np.asarray(np.interp(at, sizes, values))
+
+    return Table(
+        base_s=at_each([c.base_s for c in mine]),
+        inverse_share=at_each([1 / c.share for c in mine]),
+        root_ramp=at_each([math.sqrt(c.ramp_bytes) for c in mine]),
+        hop_s=link.hop_s,
+    )

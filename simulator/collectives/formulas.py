@@ -18,7 +18,6 @@ from flopwright.simulator.collectives.net import (
     far_base_s,
     far_latency_s,
     far_stream_s,
-    hop_s,
     near_base_s,
     near_stream_s,
 )
@@ -29,17 +28,17 @@ def ring_s(n: Array, group: GroupShape, net: Net, passes: int, name: str) -> Arr
     """Returns passes * ((g-1) a + n (g-1) / (g b)); a pass is a reduce-scatter or a gather.
 
     Over nodes b is the slower of the node's link and l adapters, and a network with fitted
-    curves gives what each further rank adds (alpha x ranks: half a second over a thousand
-    calls between a thousand ranks).
+    curves gives what each further rank adds (alpha x ranks).
     """
     g, local, nodes = group.size, group.local, group.nodes
     wire = passes * n * (g - 1) / g
-    inside = near_base_s(net, name, g, passes) + near_stream_s(net, name, g, wire)
+    near = near_stream_s(net, name, local, wire)
+    inside = near_base_s(net, name, g, passes) + near
     if not net.spans:
         return np.asarray(inside)
-    steps = (g - 1) * net.far.hop_s if net.far else (g - nodes) * hop_s(net)
+    steps = (g - nodes) * net.near_hop_s if net.far_hop_s is None else (g - 1) * net.far_hop_s
     latency = far_base_s(net) + passes * (steps + (nodes - 1) * far_latency_s(net, group))
-    near, far = near_stream_s(net, name, local, wire), far_stream_s(net, group, wire / local)
+    far = far_stream_s(net, group, wire / local)
     return np.where(group.spans, latency + np.maximum(near, far), inside)
 
 
@@ -48,10 +47,10 @@ def tree_s(n: Array, group: GroupShape, net: Net) -> Array:
 
     2 (ceil(log2 N) a_net + (l-1) a) + 2 n over the slower of the link and l adapters.
     """
-    local, nodes = group.local, group.nodes
-    hop = far_latency_s(net, group) + (net.far.hop_s if net.far else 0.0)
-    depth = np.ceil(np.log2(nodes))
-    latency = far_base_s(net) + 2 * (depth * hop + (local - 1) * hop_s(net))
+    local = group.local
+    hop = far_latency_s(net, group) + (net.far_hop_s or 0.0)
+    depth = np.ceil(np.log2(group.nodes))
+    latency = far_base_s(net) + 2 * (depth * hop + (local - 1) * net.near_hop_s)
     near = near_stream_s(net, "all_reduce_ring", local, 2 * n)
     return np.asarray(latency + np.maximum(near, far_stream_s(net, group, 2 * n / local, "tree")))
 
@@ -62,36 +61,42 @@ def nvls_s(n: Array, group: GroupShape, net: Net) -> Array:
     Over nodes a double binary tree joins the switches. Infinite where there is no such
     switch, or too few GPUs on a node for NCCL to choose it.
     """
-    local, above = group.local, net.near.nvls_above if net.near else None
-    if net.near is None or above is None or "all_reduce_nvls" not in net.near.curves:
+    local, above = group.local, net.nvls_above
+    if above is None or not (local > above).any():
         return np.full(np.broadcast(n, local).shape, np.inf)
     base = near_base_s(net, "all_reduce_nvls", local, 0.0)
     stream = near_stream_s(net, "all_reduce_nvls", local, n * (1 + 1 / local))
     if net.spans:
         depth = np.ceil(np.log2(group.nodes))
+        tree = far_base_s(net) + 2 * depth * far_latency_s(net, group)
         far = far_stream_s(net, group, 2 * n / local, "tree")
-        base = np.where(
-            group.spans, base + far_base_s(net) + 2 * depth * far_latency_s(net, group), base
-        )
+        base = base + np.where(group.spans, tree, 0.0)
         stream = np.where(group.spans, np.maximum(stream, far), stream)
     return np.where(local > above, base + stream, np.inf)
 
 
 def hierarchical_s(n: Array, group: GroupShape, net: Net) -> Array:
-    """Returns an all-reduce in three steps: scatter in the node, all-reduce across, gather."""
+    """Returns an all-reduce in three steps: scatter in the node, all-reduce across, gather.
+
+    2 ((l-1) a + n (l-1) / (l b)) + 2 ((N-1) a_net + n (N-1) / (l N b_net)).
+    """
     local, nodes = group.local, group.nodes
-    inside = GroupShape(size=local, local=local)
-    across = GroupShape(size=nodes, local=np.ones_like(nodes), stride=group.apart * local)
-    first = ring_s(n, inside, net, 1, "reduce_scatter_ring")
-    last = ring_s(n, inside, net, 1, "all_gather_ring")
-    middle = ring_s(n / local, across, net, 2, "all_reduce_ring")
-    return np.asarray(np.where(local > 1, first + last, 0.0) + middle)
+    part = n * (local - 1) / local
+    inside = np.zeros(1)
+    for name in ("reduce_scatter_ring", "all_gather_ring"):
+        step = near_base_s(net, name, local, 1) + near_stream_s(net, name, local, part)
+        inside = inside + step * (local > 1)
+    hop = far_latency_s(net, group) + (net.far_hop_s or 0.0)
+    across = far_base_s(net) + 2 * (nodes - 1) * hop
+    return np.asarray(inside + across + far_stream_s(net, group, 2 * (n - part) * (1 - 1 / nodes)))
 
 
 def all_reduce_algorithms(n: Array, group: GroupShape, net: Net) -> dict[str, Array]:
     """Returns the seconds of each algorithm of an all-reduce; infinite where it does not apply."""
-    out = {"ring": ring_s(n, group, net, 2, "all_reduce_ring"), "nvls": nvls_s(n, group, net)}
-    if net.spans:
+    out = {"ring": ring_s(n, group, net, 2, "all_reduce_ring")}
+    if net.nvls_above is not None:
+        out["nvls"] = nvls_s(n, group, net)
+    if net.spans and group.spans.any():
         for name, formula in (("tree", tree_s), ("hierarchical", hierarchical_s)):
             out[name] = np.where(group.spans, formula(n, group, net), np.inf)
     return out
@@ -99,8 +104,10 @@ def all_reduce_algorithms(n: Array, group: GroupShape, net: Net) -> dict[str, Ar
 
 def all_reduce_s(n: Array, group: GroupShape, net: Net) -> Array:
     """Returns the seconds of the fastest algorithm at this size, as NCCL's tuner picks one."""
-    every = all_reduce_algorithms(n, group, net).values()
-    return np.asarray(np.minimum.reduce(list(np.broadcast_arrays(*every))))
+    best, *others = all_reduce_algorithms(n, group, net).values()
+    for seconds in others:
+        best = np.minimum(best, seconds)
+    return best
 
 
 def all_gather_s(n: Array, group: GroupShape, net: Net) -> Array:
@@ -119,7 +126,9 @@ def broadcast_s(n: Array, group: GroupShape, net: Net) -> Array:
     inside = near_base_s(net, name, group.size, 1) + near_stream_s(net, name, group.size, n)
     if not net.spans:
         return np.asarray(inside)
-    latency = far_base_s(net) + (nodes - 1) * far_latency_s(net, group) + (local - 1) * hop_s(net)
+    latency = (
+        far_base_s(net) + (nodes - 1) * far_latency_s(net, group) + (local - 1) * net.near_hop_s
+    )
     stream = np.maximum(near_stream_s(net, name, local, n), far_stream_s(net, group, n))
     return np.where(group.spans, latency + stream, inside)
 
