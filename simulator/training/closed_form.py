@@ -15,9 +15,12 @@ none exceeds the replay's longest path. For a stage s with one forward, one back
 and up from stage s the last gradient still crosses stages s-1..0. Equal stages and free hops
 give (m + p - 1)(F + B): the bubble (p - 1)(F + B) of arXiv 2104.04473, and (p - 1)(F + B)/v
 with v interleaved chunks. GPipe is exact: two flow shops, each sum + (m - 1) * slowest.
+The zero-bubble schedules and those with pairs: closed_form_lists.py.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +29,11 @@ from flopwright.ops import Array
 from flopwright.plan.schedules.actions import ActionKind
 from flopwright.plan.schedules.interleaved_1f1b import interleaved_1f1b
 from flopwright.simulator.training.candidates import SCHEDULES
+from flopwright.simulator.training.closed_form_lists import list_end_seconds
 
 Ints = NDArray[np.int64]
+
+_BY_FORMULA: Final = frozenset({"gpipe", "1f1b", "interleaved_1f1b"})
 
 
 def stage_end_seconds(
@@ -37,13 +43,25 @@ def stage_end_seconds(
     hop_s: Array,
     num_microbatches: Ints,
     pp: int,
+    weight_s: Array | None = None,
+    pair_saving_s: Array | None = None,
 ) -> Array:
     """Returns seconds from the step's beginning to each stage's last backward, (pp, C).
 
     Args:
         schedule: index into SCHEDULES.
         forward_s, backward_s: by chunk, (pp * vpp, C); hop_s: from chunk c to c + 1.
+        weight_s: the part of backward_s that is weight gradients; 0 if not given.
+        pair_saving_s: by stage, (pp, C), for schedules that run a forward and a backward as
+            a pair: what the pair is shorter by than its halves apart, at most; 0 if not given.
     """
+    if SCHEDULES[schedule] not in _BY_FORMULA:
+        weight = np.zeros_like(backward_s) if weight_s is None else weight_s
+        saving = np.zeros((pp, backward_s.shape[1])) if pair_saving_s is None else pair_saving_s
+        name, inputs = SCHEDULES[schedule], backward_s - weight
+        return list_end_seconds(
+            name, forward_s, inputs, weight, saving, hop_s, num_microbatches, pp
+        )
     m = num_microbatches.astype(float)
     if SCHEDULES[schedule] == "gpipe":
         return _gpipe(forward_s, backward_s, hop_s, m)
