@@ -24,6 +24,7 @@ from flopwright.plan.learning_rate import learning_rate_at
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
 from flopwright.plan.parallel import ParallelPlan
+from flopwright.plan.schedules.placement import stage_of_chunk
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import EMBEDDING_LAYER
 from flopwright.spec.workload import Workload
@@ -229,7 +230,7 @@ def _build(
     layers = list(plan.stage_layers(spec.num_layers)[index])
     if index == 0:
         layers.insert(0, EMBEDDING_LAYER)
-    if index == plan.pp - 1:
+    if index == stage_of_chunk(plan, plan.num_chunks - 1):
         layers.append(spec.num_layers)
     return build_stage(
         spec,

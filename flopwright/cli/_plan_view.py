@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.planner.explain import (
     Binding,
     largest_class,
@@ -207,7 +208,7 @@ def _memory_table(chosen: RankedPlan, num_layers: int, *, narrow: bool) -> Table
         table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False
     chunks = chosen.plan.chunk_layers(num_layers)
     for stage, memory in enumerate(stages[:MAX_STAGES_SHOWN]):
-        held = "+".join(str(len(c)) for c in chunks[stage :: chosen.plan.pp])
+        held = "+".join(str(len(chunks[c])) for c in chunks_of_stage(chosen.plan, stage))
         cells = (f"{memory.get(c, 0) / scale:.2f}" for c in classes)
         table.add_row(str(stage), *cells, f"{sum(memory.values()) / scale:.2f}", held)
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flopwright.plan.parallel import ParallelPlan
+from flopwright.plan.schedules.placement import stage_of_chunk
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import EMBEDDING_LAYER, ParamTensor, layer_parameters
 
@@ -42,7 +43,7 @@ def stage_tensors(spec: ModelSpec, plan: ParallelPlan, stage: int) -> tuple[Para
     layers = list(plan.stage_layers(spec.num_layers)[stage])
     if stage == 0:
         layers.insert(0, EMBEDDING_LAYER)
-    if stage == plan.pp - 1:
+    if stage == stage_of_chunk(plan, plan.num_chunks - 1):
         layers.extend(range(spec.num_layers, spec.num_layers + 1 + spec.mtp_layers))
     return tuple(p for layer in layers for p in layer_parameters(spec, layer))
 

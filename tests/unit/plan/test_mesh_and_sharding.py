@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flopwright.plan.mesh import Mesh
-from flopwright.plan.parallel import ParallelPlan, even_split
+from flopwright.plan.parallel import ParallelPlan, ScheduleName, even_split
 from flopwright.plan.sharding import owned_tensors, stage_tensors
 from flopwright.spec.load import load_model
 from flopwright.spec.parameters import num_params, parameters
@@ -71,3 +72,15 @@ def test_stages_hold_every_tensor_once_and_shards_add_up() -> None:
         o.numel * ranks / o.replicas for s in range(16) for o in owned_tensors(spec, plan, s)
     )
     assert held == num_params(spec)
+
+
+@pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
+def test_in_a_v_the_head_stands_beside_the_embedding(schedule: ScheduleName) -> None:
+    spec = load_model("kimi_k2")
+    plan = ParallelPlan(pp=8, vpp=2, dp_shard=8, ep=8, schedule=schedule)
+    held = [[p.name for p in stage_tensors(spec, plan, s)] for s in range(8)]
+    assert sorted(name for stage in held for name in stage) == sorted(
+        p.name for p in parameters(spec)
+    )
+    assert {"model.embed_tokens.weight", "lm_head.weight"} <= set(held[0])
+    assert "lm_head.weight" not in held[-1]
