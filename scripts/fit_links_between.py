@@ -56,16 +56,24 @@ def all_reduce_times(rows: pd.DataFrame, g: int) -> tuple[np.ndarray, np.ndarray
     return n, 2 * (g - 1) / g * n / rows.busbw.to_numpy(float)
 
 
-def ring_hop_s(rows: pd.DataFrame) -> float:
-    """Returns what a rank adds to a pass of a ring, from 1,440 GPUs in 20 racks.
+def ring_over_racks(rows: pd.DataFrame) -> tuple[float, float]:
+    """Returns what a rank adds to a pass of a ring, and the bytes/s of a rack's adapters.
 
-    The seconds of a large all-reduce are a line in its bytes; where it starts is 2 (g-1) hops,
-    the racks' own latency taken off.
+    From 1,440 GPUs in 20 racks: the seconds of a large all-reduce are a line in its bytes. It
+    starts at 2 (g-1) hops beside the racks' own latency; its slope is the adapters'.
     """
     g, racks, network_s = 1440, 20, 8e-6
     n, t = all_reduce_times(rows[rows.id.str.startswith(f"cw-gb200-{g}-")], g)
-    start, _ = nnls(np.stack([1 / t, n / t], 1), np.ones_like(t))[0]
-    return float((start - 2 * (racks - 1) * network_s) / (2 * (g - 1)))
+    start, slope = nnls(np.stack([1 / t, n / t], 1), np.ones_like(t))[0]
+    hop_s = (start - 2 * (racks - 1) * network_s) / (2 * (g - 1))
+    return float(f"{hop_s:.3g}"), float(2 * (g - 1) / g / slope)
+
+
+def adapter_share(folder: Path) -> float:
+    """Returns the share of a 400 Gbit/s adapter that NVIDIA's engineers expect of a ring."""
+    value = pd.read_csv(folder / "validation" / "kernels_and_links.csv").set_index("id").value
+    low, high = (float(value[f"nccl290-ndr-nic{end}"]) for end in ("", "-hi"))
+    return (low + high) / 2 / 50
 
 
 class Network:
@@ -151,7 +159,7 @@ def tree_curve(rows: pd.DataFrame) -> Curve:
 def between_nodes(folder: Path, out: Path) -> None:
     """Writes the networks."""
     rows = published(folder)
-    hop = float(f"{ring_hop_s(rows):.3g}")
+    hop, _ = ring_over_racks(rows)
     hop_source = "all-reduces of 1,440 GB200 in 20 racks (coreweave/nccl-tests)"
     # Below 256 KiB the rows may include warm-up, as their notes say.
     efa = rows[rows.id.str.startswith("b200-4node") & (rows.bytes >= 2**18)]
@@ -169,9 +177,7 @@ def between_nodes(folder: Path, out: Path) -> None:
     }
     write(out / "efa.yaml", record, NETWORKS)
     ndr = rows[rows.id.str.startswith("cw-h100-64-")]
-    nics = pd.read_csv(folder / "validation" / "kernels_and_links.csv").set_index("id").value
-    low, high = (float(nics[f"nccl290-ndr-nic{end}"]) for end in ("", "-hi"))
-    share = (low + high) / 2 / 50
+    share = adapter_share(folder)
     net = Network("hgx_h100", out / "nvlink4_h100.yaml", 64, hop, tree, (0.0, share))
     ring = fit_network("rdma", net, *all_reduce_times(ndr, 64))
     record = {
@@ -206,7 +212,12 @@ def _nvl72(link: dict[str, Any], folder: Path, out: Path) -> None:
     link["curves"]["all_reduce_nvls"] = [*few, rounded(curve, 72)]
     link["curves"] |= rack_experts(folder)
     link["sms"] = {}
-    link["sources"] = {"all_reduce_nvls.base_s": "as the eight B200 of a node"}
+    _, rate = ring_over_racks(rows)
+    link["max_adapters"] = float(f"{rate / (50e9 * adapter_share(folder)):.3g}")
+    link["sources"] = {
+        "all_reduce_nvls.base_s": "as the eight B200 of a node",
+        "max_adapters": "all-reduces of 1,440 GB200 in 20 racks (coreweave/nccl-tests)",
+    }
 
 
 def _xgmi(link: dict[str, Any], folder: Path, _: Path) -> None:

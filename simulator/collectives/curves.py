@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 import flopwright
 from flopwright.errors import InputError, Violation, did_you_mean
@@ -50,6 +50,8 @@ class LinkCurves(Spec):
         hop_s: what each rank beyond the curves' largest group adds to one pass of a ring.
         nvls_above: GPUs of a node above which all-reduce may go through the switch (NVLink
             SHARP); None of a link that cannot.
+        max_adapters: adapters of a node that one collective keeps busy at most: NCCL has fewer
+            channels than an NVL72 rack has adapters; None of as many as the group has ranks.
         sms: streaming multiprocessors that a collective occupies, by curve; 0 of one not named.
         gpu_sms: those of the GPU.
         sources: where numbers come from that no table gave, by field.
@@ -60,6 +62,7 @@ class LinkCurves(Spec):
     curves: dict[str, tuple[SizeCurve, ...]]
     hop_s: NonNegativeFloat
     nvls_above: int | None = None
+    max_adapters: PositiveFloat | None = None
     sms: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     gpu_sms: int | None = Field(default=None, ge=1)
     sources: dict[str, str] = Field(default_factory=dict)

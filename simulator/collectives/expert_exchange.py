@@ -29,8 +29,18 @@ def distinct(places: Array, draws: float) -> Array:
     return np.asarray(places * (1 - (1 - 1 / places) ** draws))
 
 
+def node_limit_of(num_groups: int, top_k_groups: int, nodes: Array) -> Array:
+    """Returns nodes that a token may go to where its experts come from few groups of experts.
+
+    Groups are dealt to nodes in order: with more nodes than groups each spreads over
+    nodes / groups of them (DeepSeek-V3, arXiv 2412.19437, section 2.1.2: 4 of 8 groups).
+    """
+    each = np.maximum(nodes / num_groups, 1.0)
+    return np.asarray(np.minimum(nodes, np.ceil(top_k_groups * each)))
+
+
 def wire_bytes(
-    n: Array, group: GroupShape, copies: int | None, node_limit: int | None
+    n: Array, group: GroupShape, copies: int | None, node_limit: Array | int | None
 ) -> tuple[Array, Array]:
     """Returns bytes that a rank puts on its node's link and on its adapter.
 
@@ -47,7 +57,7 @@ def wire_bytes(
     rows = n * g / others / copies  # one copy of each token
     reached, ranks = nodes, g
     if node_limit is not None:
-        reached = np.minimum(nodes, float(node_limit))
+        reached = np.minimum(nodes, node_limit)
         ranks = reached * local
     near = rows * distinct(ranks, copies) * (local - 1) / local
     far = rows * distinct(reached, copies) * (nodes - 1) / nodes
@@ -61,7 +71,7 @@ def all_to_all_s(
     copies: int | None = None,
     *,
     call: ExpertCall = "combine",
-    node_limit: int | None = None,
+    node_limit: Array | int | None = None,
     skew: Array | float = 1.0,
 ) -> Array:
     """Returns the seconds of an exchange in which n bytes leave a rank.

@@ -38,21 +38,29 @@ def ring_s(n: Array, group: GroupShape, net: Net, passes: int, name: str) -> Arr
         return np.asarray(inside)
     steps = (g - nodes) * net.near_hop_s if net.far_hop_s is None else (g - 1) * net.far_hop_s
     latency = far_base_s(net) + passes * (steps + (nodes - 1) * far_latency_s(net, group))
-    far = far_stream_s(net, group, wire / local)
+    far = far_stream_s(net, group, wire / np.minimum(local, net.max_adapters))
     return np.where(group.spans, latency + np.maximum(near, far), inside)
 
 
 def tree_s(n: Array, group: GroupShape, net: Net) -> Array:
     """Returns an all-reduce up and down double binary trees of nodes, chains inside them.
 
-    2 (ceil(log2 N) a_net + (l-1) a) + 2 n over the slower of the link and l adapters.
+    2 (ceil(log2 N) a_net + (l-1) a) + 2 n over the slower of the link and l adapters; of two
+    nodes, one is the root of one tree and a leaf of the other, and n leaves each.
     """
     local = group.local
     hop = far_latency_s(net, group) + (net.far_hop_s or 0.0)
     depth = np.ceil(np.log2(group.nodes))
     latency = far_base_s(net) + 2 * (depth * hop + (local - 1) * net.near_hop_s)
     near = near_stream_s(net, "all_reduce_ring", local, 2 * n)
-    return np.asarray(latency + np.maximum(near, far_stream_s(net, group, 2 * n / local, "tree")))
+    return np.asarray(latency + np.maximum(near, _between_nodes(n, group, net)))
+
+
+def _between_nodes(n: Array, group: GroupShape, net: Net) -> Array:
+    """Returns seconds of what double binary trees send from node to node."""
+    sent = n * np.where(group.nodes > 2, 2.0, 1.0)
+    each = sent / np.minimum(group.local, net.max_adapters)
+    return far_stream_s(net, group, each, "tree")
 
 
 def nvls_s(n: Array, group: GroupShape, net: Net) -> Array:
@@ -69,7 +77,7 @@ def nvls_s(n: Array, group: GroupShape, net: Net) -> Array:
     if net.spans:
         depth = np.ceil(np.log2(group.nodes))
         tree = far_base_s(net) + 2 * depth * far_latency_s(net, group)
-        far = far_stream_s(net, group, 2 * n / local, "tree")
+        far = _between_nodes(n, group, net)
         base = base + np.where(group.spans, tree, 0.0)
         stream = np.where(group.spans, np.maximum(stream, far), stream)
     return np.where(local > above, base + stream, np.inf)
@@ -78,6 +86,7 @@ def nvls_s(n: Array, group: GroupShape, net: Net) -> Array:
 def hierarchical_s(n: Array, group: GroupShape, net: Net) -> Array:
     """Returns an all-reduce in three steps: scatter in the node, all-reduce across, gather.
 
+    Three calls that a program makes itself (hybrid sharding), not an algorithm of NCCL's.
     2 ((l-1) a + n (l-1) / (l b)) + 2 ((N-1) a_net + n (N-1) / (l N b_net)).
     """
     local, nodes = group.local, group.nodes
@@ -92,13 +101,12 @@ def hierarchical_s(n: Array, group: GroupShape, net: Net) -> Array:
 
 
 def all_reduce_algorithms(n: Array, group: GroupShape, net: Net) -> dict[str, Array]:
-    """Returns the seconds of each algorithm of an all-reduce; infinite where it does not apply."""
+    """Returns the seconds of each of NCCL's algorithms; infinite where one does not apply."""
     out = {"ring": ring_s(n, group, net, 2, "all_reduce_ring")}
     if net.nvls_above is not None:
         out["nvls"] = nvls_s(n, group, net)
     if net.spans and group.spans.any():
-        for name, formula in (("tree", tree_s), ("hierarchical", hierarchical_s)):
-            out[name] = np.where(group.spans, formula(n, group, net), np.inf)
+        out["tree"] = np.where(group.spans, tree_s(n, group, net), np.inf)
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,7 +35,7 @@ class Net:
             link has none and counts as what its LinkSpec says, at every size.
         near_hop_s: seconds that a rank inside a node adds to one pass of a ring.
         far_hop_s: seconds that any rank adds to one over nodes; None without curves.
-        nvls_above: see LinkCurves.
+        nvls_above, max_adapters: see LinkCurves; infinite of no limit.
     """
 
     levels: Levels
@@ -43,6 +44,7 @@ class Net:
     near_hop_s: float
     far_hop_s: float | None
     nvls_above: int | None
+    max_adapters: float
 
     @property
     def spans(self) -> bool:
@@ -60,6 +62,7 @@ def make_net(on: Levels, near: LinkCurves | None, far: LinkCurves | None) -> Net
         near_hop_s=near.hop_s if near else on.near_latency_s,
         far_hop_s=far.hop_s if far else None,
         nvls_above=nvls,
+        max_adapters=(near.max_adapters if near else None) or math.inf,
     )
 
 

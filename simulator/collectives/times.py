@@ -55,7 +55,7 @@ def collective_seconds(
     copies: int | None = None,
     *,
     call: ExpertCall = "combine",
-    node_limit: int | None = None,
+    node_limit: Array | int | None = None,
     skew: ArrayLike = 1.0,
 ) -> CollectiveTimes:
     """Returns the seconds of one call; 0 in a group of one rank.
@@ -64,7 +64,7 @@ def collective_seconds(
         nbytes: payload as in CommTable, broadcasting over candidates.
         copies: for an expert exchange, the experts a token goes to (see wire_bytes).
         call: for an expert exchange, which of its two calls this is.
-        node_limit: nodes a token may go to at most (node-limited routing).
+        node_limit: nodes a token may go to at most (node_limit_of).
         skew: for an exchange, bytes of the busiest rank over the mean, at least 1.
 
     Raises:

@@ -10,6 +10,8 @@ from flopwright.ops import Collective
 from flopwright.plan.mesh import Mesh
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.simulator.calibration.model import Calibration, CollectiveCurve
+from flopwright.simulator.collectives.formulas import hierarchical_s, tree_s
+from flopwright.simulator.collectives.net import net_of
 from flopwright.simulator.collectives.times import collective_seconds
 from flopwright.simulator.collectives.topology import group_shape
 from flopwright.spec.load import load_cluster
@@ -56,13 +58,25 @@ def test_a_ring_over_nodes_is_paced_by_its_slowest_link() -> None:
 
 @pytest.mark.parametrize("n", [1e3, 1e6, 1e9])
 def test_an_all_reduce_over_nodes_takes_the_fastest_algorithm(n: float) -> None:
-    """Ring; double binary tree (Sanders, Speck, Traeff 2009); scatter, all-reduce, gather."""
+    """NCCL's: ring, or double binary tree (Sanders, Speck, Traeff 2009)."""
     wire = 2 * n * 31 / 32
     ring = 2 * (28 * A + 3 * A_NET) + max(wire / B, wire / 8 / B_NET)
     tree = 2 * (2 * A_NET + 7 * A) + max(2 * n / B, 2 * n / 8 / B_NET)
+    assert _seconds(Collective.ALL_REDUCE, n, 32) == pytest.approx(min(ring, tree))
+
+
+def test_an_all_reduce_in_three_steps() -> None:
+    """Scatter in the node, all-reduce across for each local rank, gather: its closed form."""
+    n = np.array([1e9])
     steps = 2 * (7 * A + n * 7 / 8 / B) + 2 * 3 * (A_NET + n / 8 / 4 / B_NET)
-    found = _seconds(Collective.ALL_REDUCE, n, 32)
-    assert found == pytest.approx(min(ring, tree, steps))
+    assert hierarchical_s(n, group_shape([32], [1], 8), net_of(H800)) == pytest.approx(steps)
+
+
+def test_two_nodes_overstate_a_network() -> None:
+    """Of two nodes each is root of one of the trees: half the bytes of any further node."""
+    tree = [float(tree_s(np.array([8e12]), group_shape([g], [8], 8), net_of(H800))[0])
+            for g in (2, 4)]  # fmt: skip
+    assert tree[1] == pytest.approx(2 * tree[0], rel=1e-3)
 
 
 def test_ranks_that_stand_a_node_apart_only_use_the_network() -> None:
