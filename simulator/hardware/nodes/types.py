@@ -31,6 +31,7 @@ class NodeType(Spec):
         gpu: name of its GPU in the catalog; node.gpu is the record.
         usual_for_gpu: whether a GPU that is named without a node is taken to be in this one.
         network: link between nodes, per GPU; None of a node that stands alone.
+        price_usd_per_gpu_h: a list price, where there is one; None if unknown.
         sources: where the numbers outside of links come from, by field.
     """
 
@@ -134,5 +135,7 @@ def cluster_of(kind: NodeType | str, num_gpus: int, name: str = "") -> ClusterSp
             "network": found.network.to_data() if found.network else None,
             "fabric": found.fabric.to_data() if found.fabric else None,
             "storage": found.storage.to_data() if found.storage else None,
+            "price_usd_per_gpu_h": found.to_data().get("price_per_gpu"),
+            "price_source": found.sources.get("price_per_gpu", ""),
         }
     )

@@ -15,7 +15,7 @@ from flopwright.simulator.hardware.nodes import (
 )
 from flopwright.simulator.hardware.nodes.types import FOLDER
 from flopwright.spec.cluster import ClusterSpec
-from flopwright.spec.load import GPU_CATALOG, catalog_names
+from flopwright.spec.load import GPU_CATALOG, catalog_names, load_cluster
 
 _OF_LINKS = {"name", "link", "host_link", "nvme"}
 _WORDS = {"link_layout"}  # no numbers
@@ -87,3 +87,22 @@ def test_nodes_of_one_domain_need_no_network() -> None:
     data["num_nodes"] = 19
     with pytest.raises(ValueError, match="network"):
         ClusterSpec.model_validate(data)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind"),
+    [
+        ("8_h100", "hgx_h100"),
+        ("64_h100", "hgx_h100"),
+        ("1024_h100", "hgx_h100"),
+        ("64_a100", "hgx_a100"),
+        ("64_h200", "hgx_h200"),
+        ("64_b200", "hgx_b200"),
+        ("64_h100_aws_p5", "aws_p5"),
+        ("576_gb200_nvl72", "gb200_nvl72"),
+        ("64_mi300x", "mi300x_8gpu"),
+    ],
+)
+def test_clusters_of_the_catalog_are_nodes_of_their_type(cluster: str, kind: str) -> None:
+    found = load_cluster(cluster)
+    assert found == cluster_of(kind, found.num_gpus, cluster)
