@@ -22,20 +22,33 @@ def export(
     calibration: Annotated[
         str | None, typer.Option("--calibration", help="path or id; default: as the plan says")
     ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target",
+            help="a further launcher or framework (repeat it): accelerate, dstack, kubeflow, "
+            "megatron, skypilot, torchtitan",
+        ),
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", help="container image, for kubeflow and dstack")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Write the files that launch a plan: scripts, DeepSpeed JSON, expected numbers, bounds.
 
-    Example: flopwright export plan.yaml --to bundle
+    Example: flopwright export plan.yaml --to bundle --target megatron --target skypilot
     """
     from flopwright.executor.launch.supported import unsupported
     from flopwright.planner.export.bundle import EXECUTABLE, bundle
     from flopwright.planner.export.folder import write_folder
+    from flopwright.planner.export.registry import target_files
     from flopwright.simulator.training.predict import predict
     from flopwright.spec.load import load_plan
 
     plan_file = load_plan(plan)
     _check_runnable(plan_file)
+    extra = target_files(plan_file, target or (), image=image)
     prediction, trace = predict(
         plan_file.scenario,
         plan_file.parallel,
@@ -43,7 +56,7 @@ def export(
         name=plan_file.name,
     )
     refused = [f"{v.field} {v.value}" for v in unsupported(plan_file)]
-    files = bundle(plan_file, prediction, trace, refused=refused)
+    files = bundle(plan_file, prediction, trace, refused=refused, extra=extra)
     write_folder(to, files, executable=EXECUTABLE, force=force)
     if as_json:
         typer.echo(
@@ -53,6 +66,7 @@ def export(
                     "files": {name: len(content) for name, content in sorted(files.items())},
                     "prediction": prediction.to_data(),
                     "refused_by_executor": refused,
+                    "not_expressed": {f.name: list(f.omitted) for f in extra if f.omitted},
                 }
             )
         )
@@ -61,6 +75,9 @@ def export(
     typer.echo(f"wrote {len(files)} files to {to}:")
     for name, content in sorted(files.items()):
         typer.echo(f"  {name:{width}}  {len(content):>9,} bytes")
+    for file in extra:
+        for text in file.omitted:
+            typer.echo(f"{file.name} does not say: {text}")
     if refused:
         typer.echo(f"flopwright run does not run this plan yet: {', '.join(refused)}")
     typer.echo(f"next: read {to / 'README.md'}, then {to / 'torchrun.sh'} or sbatch it")

@@ -15,6 +15,7 @@ from flopwright.planner.export.env import env_script
 from flopwright.planner.export.readme import readme
 from flopwright.planner.export.sbatch import sbatch_script
 from flopwright.planner.export.target import TARGET_VERSIONS
+from flopwright.planner.export.text import TargetFile
 from flopwright.planner.export.torchrun import torchrun_script
 from flopwright.planner.export.trace import predicted_trace
 from flopwright.report.metrics import Prediction
@@ -40,7 +41,12 @@ def with_prediction(plan: PlanFile, prediction: Prediction) -> PlanFile:
 
 
 def bundle(
-    plan: PlanFile, prediction: Prediction, trace: Trace, *, refused: Sequence[str] = ()
+    plan: PlanFile,
+    prediction: Prediction,
+    trace: Trace,
+    *,
+    refused: Sequence[str] = (),
+    extra: Sequence[TargetFile] = (),
 ) -> dict[str, bytes]:
     """Returns the bundle's files by name; the same inputs give the same bytes.
 
@@ -49,6 +55,7 @@ def bundle(
         prediction: of this plan; the expectations and bounds come from it.
         trace: the simulated step.
         refused: what this version's executor does not run of the plan, in words.
+        extra: files of further targets (registry.py).
     """
     plan = with_prediction(plan, prediction)
     texts = {
@@ -61,13 +68,20 @@ def bundle(
         "check.json": check_json(plan, prediction),
         "measure.sh": measure_script(plan),
     }
+    texts |= {file.name: file.text for file in extra}
     files = {name: text.encode() for name, text in texts.items()}
     files["predicted.trace.json.gz"] = predicted_trace(plan, trace)
-    files["manifest.json"] = _manifest(plan, prediction, files)
+    omitted = {file.name: list(file.omitted) for file in extra if file.omitted}
+    files["manifest.json"] = _manifest(plan, prediction, files, omitted)
     return files
 
 
-def _manifest(plan: PlanFile, prediction: Prediction, files: dict[str, bytes]) -> bytes:
+def _manifest(
+    plan: PlanFile,
+    prediction: Prediction,
+    files: dict[str, bytes],
+    omitted: dict[str, list[str]],
+) -> bytes:
     data = {
         "schema_version": MANIFEST_VERSION,
         "tool_version": flopwright.__version__,
@@ -77,6 +91,7 @@ def _manifest(plan: PlanFile, prediction: Prediction, files: dict[str, bytes]) -
         "calibration_id": prediction.calibration_id,
         "provenance": prediction.provenance,
         "targets": TARGET_VERSIONS,
+        "not_expressed": omitted,
         "sha256": {name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)},
     }
     return (json.dumps(data, indent=2) + "\n").encode()

@@ -15,6 +15,12 @@ TARGET_VERSIONS: Final = {
     "torchrun": "torch 2.13",
     "slurm": "Slurm 22.05",
     "chrome_trace": "Kineto trace schema 1",
+    "accelerate": "accelerate 1.15",
+    "dstack": "dstack 0.22.5",
+    "kubeflow": "Kubeflow Trainer 2.3 (trainer.kubeflow.org/v1alpha1)",
+    "megatron": "Megatron-LM (Megatron Core 0.16)",
+    "skypilot": "SkyPilot 0.14.1",
+    "torchtitan": "torchtitan 0.2.2",
 }
 RENDEZVOUS_PORT: Final = 29500
 PLAN_FILE: Final = "plan.yaml"

@@ -1,0 +1,363 @@
+"""Megatron-LM's command-line arguments of a plan.
+
+Flag names and their meaning: Megatron-LM's `megatron/training/arguments.py` and Megatron
+Core's `TransformerConfig` (0.16). The file is an argument list for a shell: `source` it and
+pass "${MEGATRON_ARGS[@]}" to `pretrain_gpt.py`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Final
+
+from flopwright.errors import InputError, Violation
+from flopwright.plan.file import PlanFile
+from flopwright.plan.parallel import even_split
+from flopwright.planner.export.target import header
+from flopwright.planner.export.text import TargetFile, omission_lines, that_apply
+from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec, Moe, YarnScaling
+from flopwright.spec.workload import Workload
+
+FILE: Final = "megatron_args.sh"
+Flag = tuple[str, ...]
+
+# Our schedules that Megatron's own pipeline runs.
+_SCHEDULES: Final = frozenset({"1f1b", "interleaved_1f1b"})
+# Our recompute tags in Megatron's words (--recompute-modules).
+_MODULES: Final = {
+    "norm": "layernorm",
+    "mla_up": "mla_up_proj",
+    "swiglu": "moe_act",
+    "moe_act": "moe_act",
+    "core_attn": "core_attn",
+    "mlp": "mlp",
+}
+_DTYPE_NAMES: Final = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16", "fp8": "fp8"}
+
+
+def megatron_file(plan: PlanFile) -> TargetFile:
+    """Returns the arguments as a shell array, one flag a line.
+
+    Raises:
+        InputError: what Megatron-LM has no arguments for and cannot run without.
+    """
+    omitted = not_expressed(plan)
+    lines = "\n".join(f"  {shlex.join(flag)}" for flag in megatron_flags(plan))
+    text = (
+        header(plan, "megatron")
+        + "# source this file, then: torchrun ... pretrain_gpt.py"
+        + ' "${MEGATRON_ARGS[@]}" --data-path ... --tokenizer-type ...\n'
+        + omission_lines(omitted)
+        + f"MEGATRON_ARGS=(\n{lines}\n)\n"
+    )
+    return TargetFile(name=FILE, text=text, omitted=omitted)
+
+
+def megatron_flags(plan: PlanFile) -> tuple[Flag, ...]:
+    """Returns the flags, each with its values.
+
+    Raises:
+        InputError: every part of the plan that Megatron-LM cannot run.
+    """
+    _check(plan)
+    model, workload = plan.scenario.model, plan.scenario.workload
+    return (
+        *_model_flags(model),
+        *_parallel_flags(plan),
+        *_memory_flags(plan),
+        *_workload_flags(workload),
+    )
+
+
+def _check(plan: PlanFile) -> None:
+    parallel, model = plan.parallel, plan.scenario.model
+    found = []
+    if parallel.pp > 1 and parallel.schedule not in _SCHEDULES:
+        found.append(
+            Violation(
+                field="parallel.schedule",
+                value=parallel.schedule,
+                rule="Megatron-LM's pipeline has no such schedule",
+                nearest_fix="use 1f1b, or interleaved_1f1b with vpp above 1",
+            )
+        )
+    scaling = model.attention.rope.scaling if isinstance(model.attention, MlaAttention) else None
+    if scaling is not None and not isinstance(scaling, YarnScaling):
+        found.append(
+            Violation(
+                field="model.attention.rope.scaling",
+                rule="Megatron-LM scales the rotary embedding of MLA by YaRN only",
+                nearest_fix="use kind yarn, or none",
+            )
+        )
+    if parallel.zero_stage in {2, 3} and parallel.pp > 1:
+        found.append(
+            Violation(
+                field="parallel.zero_stage",
+                value=str(parallel.zero_stage),
+                rule="Megatron-FSDP shards gradients and weights without a pipeline only",
+                nearest_fix="use zero_stage 1",
+            )
+        )
+    if found:
+        raise InputError(found)
+
+
+def _model_flags(model: ModelSpec) -> Iterator[Flag]:
+    yield "--num-layers", str(model.num_layers)
+    yield "--hidden-size", str(model.hidden_size)
+    yield "--ffn-hidden-size", str(model.mlp.intermediate_size)
+    yield "--num-attention-heads", str(model.attention.num_heads)
+    yield "--max-position-embeddings", str(model.max_seq_len)
+    yield "--vocab-size", str(model.vocab_size)
+    yield "--normalization", "RMSNorm" if model.norm == "rms_norm" else "LayerNorm"
+    yield "--norm-epsilon", f"{model.norm_eps:g}"
+    if model.mlp.kind == "swiglu":
+        yield ("--swiglu",)
+    if not model.mlp.bias:
+        yield ("--disable-bias-linear",)
+    if not model.tied_embeddings:
+        yield ("--untie-embeddings-and-output-weights",)
+    yield "--attention-dropout", "0.0"
+    yield "--hidden-dropout", "0.0"
+    yield from _attention_flags(model)
+    if model.moe is not None:
+        yield from _moe_flags(model, model.moe)
+
+
+def _attention_flags(model: ModelSpec) -> Iterator[Flag]:
+    attention = model.attention
+    if isinstance(attention, MlaAttention):
+        yield ("--multi-latent-attention",)
+        if attention.q_lora_rank is not None:
+            yield "--q-lora-rank", str(attention.q_lora_rank)
+        yield "--kv-lora-rank", str(attention.kv_lora_rank)
+        yield "--qk-head-dim", str(attention.qk_nope_head_dim)
+        yield "--qk-pos-emb-head-dim", str(attention.qk_rope_head_dim)
+        yield "--v-head-dim", str(attention.v_head_dim)
+        yield from _mla_rope_flags(attention)
+        return
+    yield "--kv-channels", str(attention.head_dim)
+    if attention.num_kv_heads != attention.num_heads:
+        yield ("--group-query-attention",)
+        yield "--num-query-groups", str(attention.num_kv_heads)
+    if attention.qk_norm:
+        yield ("--qk-layernorm",)
+    if attention.bias:
+        yield ("--add-qkv-bias",)
+    if attention.sliding_window is not None:
+        yield "--window-size", f"{attention.sliding_window - 1},0"
+    if model.positions == "learned" or attention.rope is None:
+        yield "--position-embedding-type", "learned_absolute"
+        return
+    yield "--position-embedding-type", "rope"
+    yield "--rotary-base", f"{attention.rope.theta:.0f}"
+    if attention.rope.scaling is not None and attention.rope.scaling.kind == "llama3":
+        yield ("--use-rope-scaling",)
+        yield "--rope-scaling-factor", f"{attention.rope.scaling.factor:g}"
+
+
+def _mla_rope_flags(attention: MlaAttention) -> Iterator[Flag]:
+    yield "--position-embedding-type", "rope"
+    yield "--rotary-base", f"{attention.rope.theta:.0f}"
+    scaling = attention.rope.scaling
+    if not isinstance(scaling, YarnScaling):
+        yield "--rope-type", "rope"
+        return
+    yield "--rope-type", "yarn"
+    yield "--rotary-scaling-factor", f"{scaling.factor:g}"
+    yield "--original-max-position-embeddings", str(scaling.original_max_seq_len)
+    yield "--beta-fast", f"{scaling.beta_fast:g}"
+    yield "--beta-slow", f"{scaling.beta_slow:g}"
+    yield "--mscale", f"{scaling.mscale:g}"
+    yield "--mscale-all-dim", f"{scaling.mscale_all_dim:g}"
+
+
+def _moe_flags(model: ModelSpec, moe: Moe) -> Iterator[Flag]:
+    yield "--num-experts", str(moe.num_experts)
+    yield "--moe-router-topk", str(moe.top_k)
+    yield "--moe-ffn-hidden-size", str(moe.expert_intermediate_size)
+    if moe.num_shared_experts:
+        shared = moe.num_shared_experts * moe.expert_intermediate_size
+        yield "--moe-shared-expert-intermediate-size", str(shared)
+    if moe.first_dense_layers:
+        rest = model.num_layers - moe.first_dense_layers
+        yield "--moe-layer-freq", f"([0]*{moe.first_dense_layers}+[1]*{rest})"
+    if moe.router == "sigmoid_noaux_tc":
+        yield "--moe-router-score-function", "sigmoid"
+        yield ("--moe-router-enable-expert-bias",)
+        yield "--moe-router-bias-update-rate", f"{moe.bias_update_rate:g}"
+    else:
+        yield "--moe-router-score-function", "softmax"
+        if not moe.norm_top_k_prob:
+            yield ("--moe-router-pre-softmax",)
+    if moe.num_groups > 1:
+        yield "--moe-router-num-groups", str(moe.num_groups)
+        yield "--moe-router-group-topk", str(moe.top_k_groups)
+    if moe.routed_scaling_factor != 1:
+        yield "--moe-router-topk-scaling-factor", f"{moe.routed_scaling_factor:g}"
+    if moe.sequence_balance_loss > 0:
+        yield "--moe-router-load-balancing-type", "seq_aux_loss"
+        yield "--moe-aux-loss-coeff", f"{moe.sequence_balance_loss:g}"
+    else:
+        yield "--moe-router-load-balancing-type", "none"
+    yield ("--moe-grouped-gemm",)
+    yield "--moe-router-dtype", "fp32"
+    yield "--moe-token-dispatcher-type", "alltoall"
+
+
+def _parallel_flags(plan: PlanFile) -> Iterator[Flag]:
+    parallel = plan.parallel
+    yield "--tensor-model-parallel-size", str(parallel.tp)
+    yield "--pipeline-model-parallel-size", str(parallel.pp)
+    yield "--context-parallel-size", str(parallel.cp)
+    if parallel.cp > 1:
+        style = {"ring": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
+        yield "--cp-comm-type", style[parallel.context_parallel]
+    yield "--micro-batch-size", str(parallel.micro_batch_size)
+    if parallel.tp > 1 and parallel.sequence_parallel:
+        yield ("--sequence-parallel",)
+    if plan.scenario.model.moe is not None:
+        yield "--expert-model-parallel-size", str(parallel.ep)
+        yield "--expert-tensor-parallel-size", str(parallel.etp)
+    if parallel.pp > 1:
+        yield from _pipeline_flags(plan)
+    if parallel.zero_stage == 1:
+        yield ("--use-distributed-optimizer",)
+        if parallel.dp * parallel.cp > 1:
+            yield ("--overlap-grad-reduce",)
+            yield ("--overlap-param-gather",)
+    if parallel.zero_stage > 1:
+        strategy = "optim_grads" if parallel.zero_stage == 2 else "optim_grads_params"
+        yield ("--use-megatron-fsdp",)
+        yield "--data-parallel-sharding-strategy", strategy
+        yield ("--use-distributed-optimizer",)
+
+
+def _pipeline_flags(plan: PlanFile) -> Iterator[Flag]:
+    parallel, layers = plan.parallel, plan.scenario.model.num_layers
+    sizes = parallel.layers_per_stage or even_split(layers, parallel.num_chunks)
+    if len(set(sizes)) == 1:
+        if parallel.vpp > 1:
+            yield "--num-layers-per-virtual-pipeline-stage", str(sizes[0])
+        return
+    yield "--pipeline-model-parallel-layout", pipeline_layout(sizes)
+
+
+def pipeline_layout(sizes: tuple[int, ...]) -> str:
+    """Returns Megatron's layout of uneven chunks: E embedding, t a layer, L head and loss."""
+    chunks = ["t" * n for n in sizes]
+    chunks[0] = f"E{chunks[0]}"
+    chunks[-1] = f"{chunks[-1]}L"
+    return "|".join(chunks)
+
+
+def _memory_flags(plan: PlanFile) -> Iterator[Flag]:
+    parallel = plan.parallel
+    if parallel.recompute == "full":
+        yield "--recompute-granularity", "full"
+        yield "--recompute-method", "uniform" if parallel.recompute_layers is None else "block"
+        yield "--recompute-num-layers", str(parallel.recompute_layers or 1)
+    if parallel.recompute == "selective":
+        yield "--recompute-granularity", "selective"
+        modules = recompute_modules(plan)
+        yield ("--recompute-modules", *modules)
+    if parallel.optimizer_offload:
+        yield ("--optimizer-cpu-offload",)
+        yield "--optimizer-offload-fraction", "1.0"
+
+
+def recompute_modules(plan: PlanFile) -> tuple[str, ...]:
+    """Returns Megatron's names of what a selective policy computes again."""
+    tags = plan.parallel.recompute_tags or ("norm", "swiglu", "mla_up")
+    moe = plan.scenario.model.moe is not None
+    mla = isinstance(plan.scenario.model.attention, MlaAttention)
+    names = {
+        _MODULES[t]
+        for t in tags
+        if t in _MODULES and (mla or t != "mla_up") and (moe or _MODULES[t] != "moe_act")
+    }
+    return tuple(sorted(names)) or ("core_attn",)
+
+
+def _workload_flags(workload: Workload) -> Iterator[Flag]:
+    precision, optimizer, rate = workload.precision, workload.optimizer, workload.learning_rate
+    samples = workload.num_steps * workload.global_batch_size
+    yield "--seq-length", str(workload.seq_len)
+    yield "--global-batch-size", str(workload.global_batch_size)
+    yield "--train-samples", str(samples)
+    if precision.compute in {"bf16", "fp16"}:
+        yield (f"--{precision.compute}",)
+    yield from _format_flags(workload)
+    yield "--lr", f"{rate.peak:g}"
+    yield "--lr-warmup-samples", str(rate.warmup_steps * workload.global_batch_size)
+    style = {"constant": "constant", "cosine": "cosine", "wsd": "WSD"}[rate.kind]
+    yield "--lr-decay-style", style
+    if rate.kind != "constant":
+        yield "--min-lr", f"{rate.final:g}"
+    if rate.hold_until_tokens is not None:
+        held = rate.hold_until_tokens // workload.seq_len
+        yield "--lr-wsd-decay-samples", str(max(samples - held, 1))
+        yield "--lr-wsd-decay-style", "cosine"
+    yield "--optimizer", "adam"
+    yield "--weight-decay", f"{optimizer.weight_decay:g}"
+    yield "--adam-beta1", f"{optimizer.beta1:g}"
+    yield "--adam-beta2", f"{optimizer.beta2:g}"
+    yield "--adam-eps", f"{optimizer.eps:g}"
+    yield "--clip-grad", f"{optimizer.gradient_clip or 0:g}"
+    yield "--seed", str(workload.seed or 1)
+
+
+def _format_flags(workload: Workload) -> Iterator[Flag]:
+    precision = workload.precision
+    recipe = {
+        "fp8_tensor": ("hybrid", "tensorwise"),
+        "fp8_block": ("e4m3", "blockwise"),
+        "mxfp8": ("e4m3", "mxfp8"),
+    }.get(precision.gemm)
+    if recipe is not None:
+        yield "--fp8-format", recipe[0]
+        yield "--fp8-recipe", recipe[1]
+    if precision.gemm == "nvfp4":
+        yield "--fp4-format", "e2m1"
+        yield "--fp4-recipe", "nvfp4"
+    if precision.gradients == "fp32" and precision.compute != "fp32":
+        yield ("--accumulate-allreduce-grads-in-fp32",)
+    if precision.optimizer_state != "fp32":
+        yield ("--use-precision-aware-optimizer",)
+        yield "--exp-avg-dtype", _DTYPE_NAMES[precision.optimizer_state]
+        yield "--exp-avg-sq-dtype", _DTYPE_NAMES[precision.optimizer_state]
+
+
+def not_expressed(plan: PlanFile) -> tuple[str, ...]:
+    """Returns what of the plan Megatron-LM's arguments do not say."""
+    parallel, model = plan.parallel, plan.scenario.model
+    optimizer = plan.scenario.workload.optimizer
+    tags = set(parallel.recompute_tags or ("norm", "swiglu", "mla_up"))
+    windowed = isinstance(model.attention, GqaAttention) and model.attention.first_window_layer
+    return that_apply(
+        (
+            (
+                optimizer.kind == "muon",
+                "Muon: the arguments name AdamW; a Megatron-LM with a Muon optimizer takes its "
+                "own --optimizer",
+            ),
+            (
+                parallel.dp_replicate > 1,
+                f"dp_replicate {parallel.dp_replicate}: the optimizer is sharded over all "
+                "data-parallel ranks",
+            ),
+            (parallel.fp8_activations, "FP8 storage of saved activations"),
+            (parallel.activation_offload, "activation offload to host memory"),
+            (parallel.parameter_offload, "parameter offload to host memory"),
+            (
+                parallel.recompute == "selective" and not tags <= set(_MODULES),
+                f"recompute of {', '.join(sorted(tags - set(_MODULES)))}",
+            ),
+            (
+                bool(windowed),
+                "layers that see everything below first_window_layer: --window-size is for all",
+            ),
+        )
+    )
