@@ -33,7 +33,7 @@ def accelerate_file(plan: PlanFile) -> TargetFile:
             )
         )
     where, cpu = placement(plan), plan.scenario.cluster.node.gpu.kind == "cpu"
-    config = {
+    config: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_CPU" if cpu else "DEEPSPEED",
         "num_machines": where.nodes,
@@ -48,8 +48,10 @@ def accelerate_file(plan: PlanFile) -> TargetFile:
     }
     if not cpu:
         # The JSON states precision, batch and ZeRO: accelerate refuses a second statement.
-        config["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json"}
-        config["deepspeed_config"] |= {"zero3_init_flag": plan.parallel.zero_stage == 3}
+        config["deepspeed_config"] = {
+            "deepspeed_config_file": "deepspeed.json",
+            "zero3_init_flag": plan.parallel.zero_stage == 3,
+        }
     omitted = _not_expressed(plan)
     run = "# accelerate launch --config_file accelerate.yaml"
     if where.nodes > 1:
