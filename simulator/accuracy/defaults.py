@@ -108,6 +108,9 @@ def recompute_of(
     """Returns (policy, groups it drops, whether only every second layer is recomputed)."""
     text = configuration.text("recompute").lower()
     if not text or not re.match(r"full|none|selective|off|no\b|true|false|yes", text):
+        if stack.framework == "torchtitan":
+            assumed.say("recompute by operators, torchtitan's own default (not stated)")
+            return "selective", (), False
         full = (stack.framework, stack.era) in _FULL_RECOMPUTE or (
             (stack.framework, "") in _FULL_RECOMPUTE and stack.family == "dense"
         )
@@ -135,6 +138,9 @@ def sequence_parallel_of(configuration: Configuration, stack: StackKey, assumed:
         return text in {"1", "1.0", "true", "yes", "on"}
     if (configuration.whole("tp") or 1) == 1:
         return True
+    if re.search(r"; flags: ", configuration.notes):
+        assumed.say("sequence parallelism off: not among the flags that are listed")
+        return False
     old = stack.era == "unfused" or stack.framework in _WHOLE_ACTIVATIONS
     assumed.say(f"sequence parallelism {'off' if old else 'on'}")
     return not old

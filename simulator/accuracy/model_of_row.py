@@ -23,6 +23,7 @@ _SIZES: Final = (
 )  # fmt: skip
 # Vocabularies of GPT-style models whose table gives only a size in parameters.
 _GPT_VOCABS: Final = (GPT_VOCAB, 131_072, 250_880)
+_SOURCE: Final = "the model's report or released configuration"
 _CONVENTIONS: Final[tuple[Convention, ...]] = ("causal_half", "full")
 _LAYERS_OFF: Final = 0.05
 _HYBRIDS: Final = r"nemotron35?(nano|super|ultra|lightning)|nemotronh|mamba|jamba|zamba|kimilinear"
@@ -100,7 +101,11 @@ def model_of(configuration: Configuration, seq_len: int) -> RowModel:
     model = model_from_columns(**given, max_seq_len=seq_len, name=_name(name, given["layers"]))
     if not facts:  # of a known model they are no assumptions
         assumed += model.assumptions
-    spec = _with_mtp(model.spec, configuration, seq_len, assumed) if may_have_mtp else model.spec
+    spec = model.spec
+    if facts:
+        spec = spec.model_copy(update={"source": _SOURCE})
+    if may_have_mtp:
+        spec = _with_mtp(spec, configuration, seq_len, assumed)
     return RowModel(spec, family, max(full, given["layers"]), tuple(assumed))
 
 

@@ -15,10 +15,11 @@ from pydantic import Field
 import flopwright
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.simulator.accuracy.run_of_row import PublishedRun, PublishedRuns
+from flopwright.simulator.accuracy.run_of_row_cluster import NOTED, as_noted
 from flopwright.simulator.accuracy.stack_of_row import StackKey
 from flopwright.simulator.hardware.nodes.types import cluster_of, node_type
 from flopwright.spec.base import Spec
-from flopwright.spec.cluster import ClusterSpec, LinkSpec
+from flopwright.spec.cluster import ClusterSpec
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.validate import validate
@@ -53,14 +54,8 @@ class PublishedCluster(Spec):
 
     def cluster(self) -> ClusterSpec:
         """Returns the cluster."""
-        kind = node_type(self.node_type)
-        if self.gpus_per_node is not None:
-            change = {"gpus": self.gpus_per_node, "nvlink_domain_gpus": None, "nics": None}
-            kind = kind.model_copy(update={"node": kind.node.model_copy(update=change)})
-        if self.network_bytes_per_s is not None and kind.network is not None:
-            link = {"name": "as_noted", "bytes_per_s": self.network_bytes_per_s,
-                    "source": "the publication"}  # fmt: skip
-            kind = kind.model_copy(update={"network": kind.network.model_copy(update=link)})
+        named = node_type(self.node_type)
+        kind = as_noted(named, self.gpus_per_node, self.network_bytes_per_s)
         return cluster_of(kind, self.gpus)
 
 
@@ -72,6 +67,7 @@ class PublishedFile(Spec):
         url: where the value can be read.
         metric: what was published; `measured_step` is the step time it amounts to.
         memory: measured bytes, by definition.
+        framework, year, notes: the software as it is spelled, when, and what else is said.
         assumed: what the publication does not say.
     """
 
@@ -85,6 +81,9 @@ class PublishedFile(Spec):
     gpu: str
     model_family: str
     sweep: str
+    framework: str = ""
+    year: int | None = None
+    notes: str = ""
     stack: PublishedStack
     cluster: PublishedCluster
     model: ModelSpec
@@ -119,6 +118,9 @@ class PublishedFile(Spec):
             flags=frozenset(self.flags),
             sweep=self.sweep,
             where=self.url,
+            framework=self.framework,
+            year=self.year,
+            notes=self.notes,
         )
 
 
@@ -146,6 +148,9 @@ def published_file(run: PublishedRun) -> PublishedFile:
         "gpu": run.gpu,
         "model_family": run.model_name,
         "sweep": run.sweep,
+        "framework": run.framework,
+        "year": run.year,
+        "notes": run.notes,
         "stack": PublishedStack(
             framework=run.stack.framework,
             era=run.stack.era,
@@ -165,13 +170,12 @@ def published_file(run: PublishedRun) -> PublishedFile:
 def _cluster(cluster: ClusterSpec, gpus: int) -> PublishedCluster:
     name = cluster.name.split("_", 1)[1]
     kind = node_type(name)
-    network: LinkSpec | None = cluster.network
-    noted = network is not None and network.name == "as_noted"
+    network = cluster.network
     return PublishedCluster.model_construct(
         node_type=name,
         gpus=gpus,
         gpus_per_node=cluster.node.gpus if cluster.node.gpus != kind.node.gpus else None,
-        network_bytes_per_s=network.bytes_per_s if noted and network is not None else None,
+        network_bytes_per_s=network.bytes_per_s if network and network.name == NOTED else None,
     )
 
 

@@ -241,7 +241,7 @@ def memory_by_definition(configuration: Configuration) -> dict[str, float]:
     for name in MEMORIES:
         value = configuration.value(name)
         if value is not None:
-            found.setdefault(_definition(name, configuration), value)
+            found.setdefault(_definition(name, configuration), float(round(value)))
     return found
 
 

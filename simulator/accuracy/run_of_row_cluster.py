@@ -10,6 +10,7 @@ from flopwright.simulator.hardware.nodes.types import NodeType, cluster_of, node
 from flopwright.simulator.hardware.nodes.types import usual_node_type as usual
 from flopwright.spec.cluster import ClusterSpec
 
+NOTED: Final = "as_noted"
 _BITS: Final = 8.0
 # Networks known by the machine or the fabric that notes name: bits/s of a node of 8 GPUs.
 _NODE_BITS_PER_S: Final = ((r"jean ?zay|omni-?path", 400e9),)
@@ -28,19 +29,26 @@ def cluster_of_row(
         InputError: a GPU that no node type holds.
     """
     kind, assumed = _node_type(configuration, gpu)
-    node, network = kind.node, kind.network
-    per_node = _gpus_per_node(configuration)
-    if per_node is not None and per_node != node.gpus:
-        change = {"gpus": per_node, "nvlink_domain_gpus": None, "nics": None}
-        node = node.model_copy(update=change)
-    bits = _bits_per_s_of_gpu(configuration, node.gpus)
-    if bits is not None and network is not None:
-        link = {"name": "as_noted", "bytes_per_s": bits / _BITS, "source": "the row's notes"}
-        network = network.model_copy(update=link)
-    elif num_gpus > node.domain_gpus:
+    per_node = _gpus_per_node(configuration) or kind.node.gpus
+    bits = _bits_per_s_of_gpu(configuration, per_node)
+    changed = as_noted(kind, per_node, bits / _BITS if bits is not None else None)
+    if bits is None and num_gpus > changed.node.domain_gpus:
         assumed.append(f"network of {kind.name}")
-    changed = kind.model_copy(update={"node": node, "network": network})
     return cluster_of(changed, num_gpus), tuple(assumed)
+
+
+def as_noted(
+    kind: NodeType, gpus_per_node: int | None, network_bytes_per_s: float | None
+) -> NodeType:
+    """Returns a node type with what a publication says of it: GPUs a node, a GPU's network."""
+    node, network = kind.node, kind.network
+    if gpus_per_node is not None and gpus_per_node != node.gpus:
+        change = {"gpus": gpus_per_node, "nvlink_domain_gpus": None, "nics": None}
+        node = node.model_copy(update=change)
+    if network_bytes_per_s is not None and network is not None:
+        link = {"name": NOTED, "bytes_per_s": network_bytes_per_s, "source": "the publication"}
+        network = network.model_copy(update=link)
+    return kind.model_copy(update={"node": node, "network": network})
 
 
 def _node_type(configuration: Configuration, gpu: str) -> tuple[NodeType, list[str]]:
