@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flopwright.plan.schedules.actions import Action, ActionKind
-from flopwright.plan.schedules.interleaved_1f1b import interleaved_1f1b
+from flopwright.plan.schedules.placement import ScheduleName
+from flopwright.plan.schedules.registry import stage_actions
 
 Counts = NDArray[np.int64]
 
-# The interleaved pattern repeats every pp*vpp forwards; the third period is past every start
+# Every list repeats after pp micro-batches a chunk; the third period is past every start
 # and end effect, so more micro-batches add no new mixture of chunks.
 _PERIODS = 4
 
@@ -20,22 +22,27 @@ _PERIODS = 4
 def in_flight(schedule: str, pp: int, vpp: int, num_microbatches: int) -> tuple[Counts, ...]:
     """Returns for each stage the mixtures of chunks held, every one that another does not cover.
 
-    A mixture is the number of micro-batches in flight of each of the stage's vpp chunks,
-    shape (mixtures, vpp). GPipe holds all; 1F1B at most pp - stage (arXiv 2104.04473);
-    the interleaved list at most 2 (pp - stage - 1) + (vpp - 1) pp + 1 chunks.
+    A mixture is the number of micro-batches in flight of each of the stage's vpp chunks in
+    model order, shape (mixtures, vpp). GPipe holds all; 1F1B at most pp - stage (arXiv
+    2104.04473); the interleaved list at most 2 (pp - stage - 1) + (vpp - 1) pp + 1 chunks;
+    ZB-H1 as 1F1B plus what waits for its weights' gradients (arXiv 2401.10241), ZB-V and
+    DualPipe-V 2 pp chunks on every stage. A micro-batch counts until its weights'
+    gradients are done.
     """
     m = num_microbatches
     if schedule == "gpipe":
         return tuple(np.full((1, vpp), m) for _ in range(pp))
     if schedule == "1f1b":
         return tuple(np.full((1, vpp), min(m, pp - s)) for s in range(pp))
-    return _interleaved(pp, vpp, min(m, _PERIODS * pp))
+    return _listed(schedule, pp, vpp, min(m, _PERIODS * pp))
 
 
 @lru_cache(maxsize=4096)
-def _interleaved(pp: int, vpp: int, num_microbatches: int) -> tuple[Counts, ...]:
+def _listed(schedule: str, pp: int, vpp: int, num_microbatches: int) -> tuple[Counts, ...]:
+    name = cast(ScheduleName, schedule)
     return tuple(
-        count_in_flight(interleaved_1f1b(s, pp, num_microbatches, vpp), pp, vpp) for s in range(pp)
+        count_in_flight(stage_actions(name, pp, vpp, s, num_microbatches), pp, vpp)
+        for s in range(pp)
     )
 
 

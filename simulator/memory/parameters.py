@@ -31,7 +31,11 @@ class ParamCounts:
 
 
 def param_counts(spec: ModelSpec, layer: int, tp: Array, ep: Array) -> ParamCounts:
-    """Returns what one rank holds of a layer; tp and ep have one entry a combination."""
+    """Returns what one rank holds of a layer; tp and ep have one entry a combination.
+
+    Args:
+        ep: ranks that the experts are cut over: expert-parallel times expert-tensor-parallel.
+    """
     zero = np.zeros(len(tp))
     sums = {name: zero.copy() for name in ("held", "dense", "dense_matrix", "expert")}
     for param in layer_parameters(spec, layer):
@@ -46,6 +50,33 @@ def param_counts(spec: ModelSpec, layer: int, tp: Array, ep: Array) -> ParamCoun
             if param.is_matrix:
                 sums["dense_matrix"] += local
     return ParamCounts(**sums)
+
+
+def adapter_counts(
+    spec: ModelSpec, layer: int, tp: Array, ep: Array, rank: int, *, attention_only: bool = False
+) -> ParamCounts:
+    """Returns the numbers of LoRA adapters (arXiv 2106.09685) that one rank holds of a layer.
+
+    A matrix [n, k] has one of [rank, k] and one of [n, rank]. The side that its matrix is not
+    cut along is whole on every rank of the group, as in Megatron's adapters.
+
+    Args:
+        attention_only: only the attention's matrices have one.
+    """
+    dense, expert = np.zeros(len(tp)), np.zeros(len(tp))
+    for param in layer_parameters(spec, layer):
+        wanted = param.role == "attention" if attention_only else param.is_matrix
+        if not wanted or not param.is_matrix or param.role == "router":
+            continue
+        if param.role == "expert":
+            experts, n, k = param.shape
+            expert += rank * (n + k) * np.ceil(experts / ep)
+            continue
+        n, k = param.shape
+        split = _split(param, tp, ep)
+        cut_rows = not param.name.endswith(("o_proj.weight", "down_proj.weight"))
+        dense += rank * (np.ceil(n / split) + k if cut_rows else n + np.ceil(k / split))
+    return ParamCounts(held=dense + expert, dense=dense, dense_matrix=dense, expert=expert)
 
 
 def split_axis(param: ParamTensor) -> str:

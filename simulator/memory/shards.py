@@ -12,8 +12,8 @@ def zero_shards(candidates: Candidates) -> tuple[Array, Array]:
     """Returns (dense, expert): ranks that share one copy of the optimizer state.
 
     Dense numbers are cut over all data- and context-parallel ranks, an expert's over the
-    ranks that hold the same experts (Mesh.groups("edp")).
+    ranks that hold the same parts of the same experts (Mesh.groups("edp")).
     """
     dense = candidates.dp * candidates.cp
-    expert = np.maximum(dense * candidates.tp // candidates.ep, 1)
+    expert = np.maximum(dense * candidates.tp // (candidates.ep * candidates.etp), 1)
     return dense.astype(float), expert.astype(float)

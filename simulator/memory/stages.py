@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopwright.ops import Array
+from flopwright.plan.schedules.placement import chunk_table
 from flopwright.simulator.memory.in_flight import in_flight
 from flopwright.simulator.memory.parameters import ParamCounts
 from flopwright.simulator.memory.shards import zero_shards
@@ -75,7 +76,8 @@ def stage_memory(
     classes, host = state_bytes(scenario, axes, params)
     activations, parked = _activations(scenario, axes, saved, schedule_name, vpp, num_microbatches)
     classes["activations"] = activations
-    classes["temporaries"] = _temporaries(scenario, axes, params, saved)
+    places = np.array(chunk_table(schedule_name, len(params.held), vpp))
+    classes["temporaries"] = _temporaries(scenario, axes, params, saved.backward[places])
     reserved = float(scenario.cluster.node.gpu.reserved_bytes)
     classes["reserved"] = np.full(activations.shape, reserved)
     return StageMemory(classes=classes, host_bytes=host + parked)
@@ -87,7 +89,7 @@ def state_bytes(
     """Returns weights, gradients and optimizer_state by (pp, C), and what of it is on the host.
 
     Weights are cut from ZeRO stage 3 on, gradients from 2, optimizer state from 1. Buffers
-    are never cut.
+    are never cut. A plan may keep its shards of any of them in host memory.
     """
     precision = scenario.workload.precision
     shards = zero_shards(axes)
@@ -105,12 +107,17 @@ def state_bytes(
     dense2, _, expert2 = cut(2)
     dense1, matrix1, expert1 = cut(1)
     state = optimizer_bytes(scenario, dense1, matrix1, expert1)
-    offloaded = axes.optimizer_offload > 0
-    return {
-        "weights": (dense3 + expert3 + buffers) * DTYPE_BYTES[precision.weights],
-        "gradients": (dense2 + expert2) * DTYPE_BYTES[precision.gradients],
-        "optimizer_state": np.where(offloaded, 0.0, state),
-    }, np.where(offloaded, state, 0.0)
+    weights = (dense3 + expert3) * DTYPE_BYTES[precision.weights]
+    gradients = (dense2 + expert2) * DTYPE_BYTES[precision.gradients]
+    fixed = buffers * DTYPE_BYTES[precision.weights]
+    away = {
+        "weights": (axes.parameter_offload > 0, weights),
+        "gradients": (axes.gradient_offload > 0, gradients),
+        "optimizer_state": (axes.optimizer_offload > 0, state),
+    }
+    here = {name: np.where(on, 0.0, nbytes) for name, (on, nbytes) in away.items()}
+    here["weights"] = here["weights"] + fixed
+    return here, np.asarray(sum(np.where(on, nbytes, 0.0) for on, nbytes in away.values()))
 
 
 def optimizer_bytes(scenario: Scenario, dense: Array, dense_matrix: Array, expert: Array) -> Array:
@@ -146,11 +153,12 @@ def _activations(
     stays = saved.other + fp8 - moves
     chunks, columns = stays.shape
     pp = chunks // vpp
+    places = np.array(chunk_table(schedule_name, pp, vpp))
     held, parked = np.zeros((pp, columns)), np.zeros((pp, columns))
     for m in np.unique(num_microbatches):
         here = num_microbatches == m
         for stage, mixtures in enumerate(in_flight(schedule_name, pp, vpp, int(m))):
-            mine = slice(stage, chunks, pp)  # the stage's chunks, in local order
+            mine = places[:, stage]  # the stage's chunks, in local order
             local = (mixtures @ stays[mine][:, here]).max(axis=0)
             away = (mixtures @ moves[mine][:, here]).max(axis=0)
             buffer = np.minimum(OFFLOAD_BUFFERS * moves[mine][:, here].max(axis=0), away)
@@ -160,15 +168,16 @@ def _activations(
 
 
 def _temporaries(
-    scenario: Scenario, axes: Candidates, params: ParamCounts, saved: SavedByChunk
+    scenario: Scenario, axes: Candidates, params: ParamCounts, backward: Array
 ) -> Array:
-    """Returns the largest short-lived set of a step: in the backward, or in the reduction."""
-    chunks, columns = saved.backward.shape
-    pp = len(params.held)
-    backward = saved.backward.reshape(chunks // pp, pp, columns).max(axis=0)
+    """Returns the largest short-lived set of a step: in the backward, or in the reduction.
+
+    Args:
+        backward: the fullest moment of each chunk's backward, (vpp, pp, C).
+    """
     numel = params.dense + params.expert
     width = DTYPE_BYTES[scenario.workload.precision.gradients]
     bucket = np.where(axes.zero_stage > 0, DEEPSPEED_BUCKET, PLAIN_BUCKET)
     reduces = axes.dp_replicate * axes.dp_shard * axes.cp > 1
     reduction = np.where(reduces, np.minimum(numel, bucket) * width, 0.0)
-    return np.asarray(np.maximum(backward, reduction))
+    return np.asarray(np.maximum(backward.max(axis=0), reduction))
