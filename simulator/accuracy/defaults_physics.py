@@ -24,7 +24,7 @@ _WEIGHT_BYTES, _GRADIENT_BYTES, _STATE_BYTES = 2.0, 4.0, 12.0
 # Logits, their FP32 copy and their gradient, a logit.
 _LOGIT_BYTES: Final = 10.0
 # Stacks whose recipes are known not to recompute: a rough peak does not overrule that.
-_TRUSTED: Final = frozenset({"nemo", "megatron_bridge", "mlperf", "megatron", "jax", "megascale"})
+_TRUSTED: Final = frozenset({"nemo", "megatron_bridge", "mlperf", "megatron", "jax"})
 
 
 def settled_recompute(

@@ -25,6 +25,7 @@ _SIZES: Final = (
 _GPT_VOCABS: Final = (GPT_VOCAB, 131_072, 250_880)
 _SOURCE: Final = "the model's report or released configuration"
 _CONVENTIONS: Final[tuple[Convention, ...]] = ("causal_half", "full")
+_WIDTH_STEP: Final = 128
 _LAYERS_OFF: Final = 0.05
 _HYBRIDS: Final = r"nemotron35?(nano|super|ultra|lightning)|nemotronh|mamba|jamba|zamba|kimilinear"
 
@@ -95,7 +96,8 @@ def model_of(configuration: Configuration, seq_len: int) -> RowModel:
         if taken:
             assumed.append(f"{', '.join(taken)} by the model's name")
     may_have_mtp = given.pop("mtp", False)
-    _drop_inconsistent(given)
+    assumed += [given.pop("note")] if "note" in given else []
+    _drop_inconsistent(given, columns)
     _fill(given, configuration, assumed)
     full = int(facts.get("layers") or given["layers"])
     model = model_from_columns(**given, max_seq_len=seq_len, name=_name(name, given["layers"]))
@@ -158,15 +160,16 @@ def _facts_of(squeezed: str, columns: dict[str, int | None]) -> dict[str, Any]:
     return {}
 
 
-def _drop_inconsistent(given: dict[str, Any]) -> None:
+def _drop_inconsistent(given: dict[str, Any], columns: dict[str, int | None]) -> None:
     """Drops columns that say the same twice or belong to experts where there are none."""
+    width = columns["ffn"]
+    if width is not None and width == given.get("moe_ffn") and given.get("first_dense_layers"):
+        given["first_dense_layers"] = 0  # a cut model whose layers all have experts
     if given.get("experts", 0) in (0, 1):
         for key in ("experts", "topk", "moe_ffn", "shared_experts", "first_dense_layers"):
             given.pop(key, None)
     elif given.get("moe_ffn") is None and given.get("ffn") is not None:
         given["moe_ffn"] = given["ffn"]
-    if "swiglu" in str(given.get("model", "")):
-        given["style"] = "llama"
     if given.get("latent"):
         given["latent"] = dict(given["latent"])
         given.pop("kv_heads", None)
@@ -181,17 +184,40 @@ def _fill(given: dict[str, Any], configuration: Configuration, assumed: list[str
     if given.get("hidden") is None:
         raise _refused(name, "neither its hidden size nor its name says what shape it has")
     hidden = given["hidden"]
+    if given.get("vocab") is None and name.lower().startswith("gpt") and given.get("experts"):
+        given["vocab"] = GPT_VOCAB
     if given.get("layers") is None:
         if billions is None:
             raise _refused(name, "its number of layers is not known")
         given["layers"] = _layers_of(billions * 1e9, hidden, configuration.whole("pp") or 1)
         assumed.append(f"layers from 12 * layers * hidden^2 parameters ({given['layers']})")
+    if given.get("experts") and given.get("moe_ffn") is None and given.get("ffn") is None:
+        _fill_expert_width(given, configuration, assumed)
     if given.get("heads") is None and given.get("latent") is None:
         given["heads"] = _heads_of(hidden, configuration.whole("tp") or 1)
         assumed.append(f"heads ({given['heads']})")
     if _is_gpt(given) and given.get("vocab") is None and billions is not None:
         given["vocab"] = _vocab_of(given, billions * 1e9)
         assumed.append(f"vocabulary nearest to the stated size ({given['vocab']})")
+
+
+def _fill_expert_width(
+    given: dict[str, Any], configuration: Configuration, assumed: list[str]
+) -> None:
+    """Adds the width of an expert that the stated total and active sizes leave for it.
+
+    They differ by the experts that a token does not see, of three matrices each.
+    """
+    total, active = (configuration.number(c) for c in ("params_total_b", "params_active_b"))
+    named = re.search(r"(\d+(?:\.\d+)?)b-a(\d+(?:\.\d+)?)b", configuration.text("model").lower())
+    if named:
+        total, active = total or float(named[1]), active or float(named[2])
+    idle = given["experts"] - (given.get("topk") or min(2, given["experts"]))
+    if total is None or active is None or idle <= 0 or total <= active:
+        return
+    exact = (total - active) * 1e9 / (3 * given["hidden"] * given["layers"] * idle)
+    given["moe_ffn"] = max(1, round(exact / _WIDTH_STEP)) * _WIDTH_STEP
+    assumed.append(f"expert width from the total and active sizes ({given['moe_ffn']})")
 
 
 def _is_gpt(given: dict[str, Any]) -> bool:

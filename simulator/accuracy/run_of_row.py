@@ -136,6 +136,8 @@ def _out_of_scope(configuration: Configuration) -> str | None:
     gpu = configuration.text("gpu")
     if is_out_of_scope(gpu):
         return f"out of scope: runs on {gpu} are not judged"
+    if configuration.value("forward_ms") is not None:
+        return "out of scope: a microbenchmark of a part of a step"
     if not has_speed(configuration) and not memory_by_definition(configuration):
         names = ", ".join(sorted({m.name for m in configuration.metrics}))
         return f"out of scope: neither a step time nor a memory peak ({names})"

@@ -63,7 +63,10 @@ def _node_type(configuration: Configuration, gpu: str) -> tuple[NodeType, list[s
 
 
 def _gpus_per_node(configuration: Configuration) -> int | None:
-    found = re.search(r"(\d+) GPUs? (?:per|a) node", configuration.notes, re.IGNORECASE)
+    said = f"{configuration.notes} {configuration.text('source')}"
+    found = re.search(r"(\d+) GPUs? (?:per|a) node", said, re.IGNORECASE) or re.search(
+        r"x(\d{1,2})(?:H[12]00|A100|B[23]00|L40S)", said
+    )
     count = int(found[1]) if found else 0
     return count if 1 <= count <= 1024 else None
 

@@ -107,6 +107,28 @@ def test_active_parameters_of_experts() -> None:
     assert num_active_params(spec) / 1e9 == pytest.approx(3.04, rel=0.02)
 
 
+# 2.2e9 parameters of 6 idle experts in each of 24 layers, 3 matrices of 2048 wide: 2,487.
+def test_an_expert_is_as_wide_as_total_and_active_sizes_leave_it() -> None:
+    cells = {"hidden": "2048", "layers": "24", "heads": "16", "kv_heads": "4", "experts": "8",
+             "topk": "2"}  # fmt: skip
+    found = model_of(row("MoE 4B-A1.8B", **cells), 2048).spec
+    assert found.moe is not None
+    assert found.moe.expert_intermediate_size == 2432
+    assert num_params(found) - num_active_params(found) == pytest.approx(2.2e9, rel=0.05)
+    stated = row("MoE E=8", params_total_b="4", params_active_b="1.8", **cells)
+    again = model_of(stated, 2048).spec.moe
+    assert again == found.moe
+
+
+def test_a_cut_model_whose_width_is_the_experts_has_no_dense_layers() -> None:
+    cut = model_of(row("deepseekv3 (cut to 4 layers)", layers="4", ffn="2048"), 4096).spec
+    assert cut.moe is not None
+    assert cut.moe.first_dense_layers == 0
+    whole = model_of(row("DeepSeek-V3", ffn="18432"), 4096).spec
+    assert whole.moe is not None
+    assert whole.moe.first_dense_layers == 3
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [

@@ -32,7 +32,7 @@ def row(identity: str = "r-1", notes: str = "", **cells: str) -> Configuration:
         ("MaxText (JAX)", "", "jax"),
         ("InternEvo", "", "internevo"),
         ("LLM Foundry/Composer FSDP", "", "llm_foundry"),
-        ("MegaScale", "", "megascale"),
+        ("MegaScale", "", "megatron"),
         ("ROCm 6.4, PyTorch 2.6", "", "rocm"),
         ("something else", "", "other"),
         ("", "", "other"),
