@@ -1,119 +1,293 @@
 """One training step on the event engine: the reference that the replay must equal.
 
-Stages are processes that go through their lowered lists; links are resources. With private
-links (one a direction between two stages) the times are those of training/replay.py; links
-can also be shared, and then transfers queue.
+Ranks are processes that go through their lists; links and copy engines are resources. With
+private links the times are those of training/replay.py. With shared links, transfers that
+are on a link at the same time slow each other down (network.py), and with them whoever waits.
+
+A rank here is a stage of a data-parallel replica. The ranks of its tensor- and context-
+parallel group move in step, and replicas that nothing tells apart are one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import simpy
+from simpy.events import Event, Timeout
 
-from flopwright.plan.schedules.actions import Action, ActionKind
-from flopwright.simulator.engine.engine import Engine, Process
-from flopwright.simulator.training.replay import Durations
-
-LinkName = Callable[[int, int], str]
-Record = tuple[int, Action, float, float]
-
-_MATCH = {
-    ActionKind.RECV_FORWARD: (ActionKind.SEND_FORWARD, -1),
-    ActionKind.RECV_BACKWARD: (ActionKind.SEND_BACKWARD, 1),
-}
+from flopwright.ops import Array
+from flopwright.simulator.engine.engine import Process
+from flopwright.simulator.engine.links import Links, Routes, routes_of
+from flopwright.simulator.engine.network import Network, Path
+from flopwright.simulator.training.durations import Disturbance, Durations, disturbed_seconds
+from flopwright.simulator.training.program import Op, Program
 
 
-def private_link(source: int, target: int) -> str:
-    """Returns the name of a link that only this pair uses, in this direction."""
-    return f"{source}->{target}"
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
-    """What happened: (stage, action, start, end) in order of ends, and the step's seconds.
+    """What happened, seconds since the step began.
 
-    A send's times are those of its transfer.
+    Attributes:
+        start_s, end_s: of every entry of the program, (replicas, entries); a send's or a
+            copy's are those of the transfer, a receive's of the wait for it.
+        exchange_s: when an action's exchange with other replicas began, (replicas, entries);
+            not a number where it was not told apart from the rest of the action.
+        num_events: events that the engine went through.
     """
 
-    records: tuple[Record, ...]
+    start_s: Array
+    end_s: Array
+    exchange_s: Array
     step_time_s: float
+    num_events: int
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that were simulated one by one; 1 where nothing tells them apart."""
+        return len(self.start_s)
 
 
 def run_step(
-    lists: tuple[tuple[Action, ...], ...],
+    program: Program,
     durations: Durations,
-    link_name: LinkName = private_link,
-    link_capacity: int = 1,
+    *,
+    replicas: int = 1,
+    links: Links | None = None,
+    disturbance: Disturbance | None = None,
+    sample: int = 0,
 ) -> StepRun:
-    """Returns one step of the lowered lists in simulated time.
+    """Returns one step of the program in simulated time.
 
     Args:
-        durations: plain numbers (no trailing axis).
-        link_name: which link a transfer takes; equal names share one.
-        link_capacity: transfers a link carries at once, each at its own full speed.
+        durations: of one plan (no trailing axis).
+        replicas: data-parallel replicas; those of a disturbance, where there is one.
+        links: which links transfers share; None gives each transfer its own.
+        disturbance: how ranks differ; `sample` picks one of its samples.
     """
-    step = _Step(Engine(), lists, durations, link_name, link_capacity)
-    for stage in range(len(lists)):
-        step.engine.start(step.stage(stage))
-    step.engine.run()
-    return StepRun(tuple(step.records), step.engine.now_s)
+    if disturbance is not None:
+        replicas = disturbance.replicas
+    routes = None
+    if links is not None:
+        routes = routes_of(program, links, replicas, fold=disturbance is None)
+    count = replicas if disturbance is not None else routes.replicas if routes else 1
+    step = _Step(program, durations, count, routes, disturbance, sample)
+    return step.run()
 
 
-@dataclass(slots=True)
+class _Meeting:
+    """Ranks that wait until all of them have come."""
+
+    __slots__ = ("event", "missing")
+
+    def __init__(self, environment: simpy.Environment, size: int) -> None:
+        self.event, self.missing = Event(environment), size
+
+
+# An entry as a rank sees it: index in the program, Op, lane, what it waits for, its partner.
+_Item = tuple[int, int, int, tuple[int, ...], int]
+
+
 class _Step:
-    engine: Engine
-    lists: tuple[tuple[Action, ...], ...]
-    durations: Durations
-    link_name: LinkName
-    link_capacity: int
-    records: list[Record] = field(default_factory=list)
-    _links: dict[str, simpy.Resource] = field(default_factory=dict)
-    _arrived: dict[tuple[ActionKind, int, int], simpy.Event] = field(default_factory=dict)
-    _reduced: list[simpy.Event] = field(default_factory=list)
+    def __init__(
+        self,
+        program: Program,
+        durations: Durations,
+        replicas: int,
+        routes: Routes | None,
+        disturbance: Disturbance | None,
+        sample: int,
+    ) -> None:
+        self._env = simpy.Environment()
+        self._program, self._replicas, self._routes = program, replicas, routes
+        self._network = None if routes is None else Network(self._env, routes.capacities)
+        self._group = 1 if disturbance is None else disturbance.group
+        self._norm_s = float(np.asarray(durations.norm_s))
+        self._lists: list[list[_Item]] = [[] for _ in range(program.num_stages)]
+        for i, c in enumerate(program.codes):
+            self._lists[c.stage].append((i, c.op, c.lane, program.waits(c), c.partner))
+        self._seconds = _Seconds(program, durations, disturbance, sample)
+        count = len(program.codes)
+        self._start = [[0.0] * count for _ in range(replicas)]
+        self._end = [[0.0] * count for _ in range(replicas)]
+        self._apart: list[dict[int, float]] = [{} for _ in range(replicas)]
+        # Of what a lane does: None, True once it is done, or the event that somebody waits for.
+        self._state: list[list[Any]] = [[None] * count for _ in range(replicas)]
+        self._lanes = [[_LaneState() for _ in program.lanes] for _ in range(replicas)]
+        self._meetings: dict[tuple[int, ...], _Meeting] = {}
 
-    def __post_init__(self) -> None:
-        self._reduced.extend(self.engine.event() for _ in self.lists)
+    def run(self) -> StepRun:
+        """Runs until every rank is done."""
+        for replica in range(self._replicas):
+            for stage in range(self._program.num_stages):
+                self._env.process(self._rank(stage, replica))
+        self._env.run()
+        end = np.array(self._end)
+        apart = np.full(end.shape, np.nan)
+        for replica, found in enumerate(self._apart):
+            apart[replica, list(found)] = list(found.values())
+        return StepRun(
+            start_s=np.array(self._start),
+            end_s=end,
+            exchange_s=apart,
+            step_time_s=float(end.max()),
+            num_events=next(self._env._eid),
+        )
 
-    def stage(self, stage: int) -> Process:
-        """Goes through the stage's list."""
-        for action in self.lists[stage]:
-            start_s = self.engine.now_s
-            if action.kind in {ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD}:
-                self.engine.start(self._transfer(stage, action))
+    def _rank(self, stage: int, replica: int) -> Process:
+        """Goes through a rank's list."""
+        env, start, end = self._env, self._start[replica], self._end[replica]
+        state, grouped = self._state[replica], self._group > 1
+        seconds, exchange = self._seconds.of(stage, replica)
+        apart = grouped or (self._routes is not None and self._routes.exchange[replica][stage])
+        for place, (i, op, lane, waits, partner) in enumerate(self._lists[stage]):
+            if op == Op.LANE:
+                self._ask(stage, replica, lane, i, waits, seconds[place])
                 continue
-            if action.kind in _MATCH:
-                kind, shift = _MATCH[action.kind]
-                yield self._arrival(kind, action.chunk + shift, action.microbatch)
-            elif action.kind is ActionKind.OPTIMIZER_STEP:
-                self._reduced[stage].succeed()
-                yield self.engine.all_of(self._reduced)
-                yield self.engine.wait(float(np.asarray(self.durations.norm_s)))
-                start_s = self.engine.now_s
-                yield self.engine.wait(float(self.durations.step_s[stage]))
-            else:
-                yield self.engine.wait(self._seconds(stage, action))
-            self.records.append((stage, action, start_s, self.engine.now_s))
+            begin = env.now
+            for source in waits:
+                if state[source] is not True:
+                    state[source] = Event(env)
+                    yield state[source]
+            if op == Op.RECEIVE:
+                start[i], end[i] = begin, env.now
+            elif op == Op.COMPUTE:
+                start[i] = env.now
+                if apart and exchange[place]:
+                    yield Timeout(env, seconds[place])
+                    yield from self._trade(stage, replica, i, exchange[place])
+                else:
+                    yield Timeout(env, seconds[place] + exchange[place])
+                end[i] = env.now
+            elif op == Op.SECOND:
+                if grouped:
+                    yield from self._meet((i, replica // self._group), self._group)
+                start[i] = start[partner] = env.now
+                yield Timeout(env, seconds[place])
+                end[i] = end[partner] = env.now
+            elif op == Op.REDUCE:
+                yield from self._meet((i,), self._replicas)
+                start[i] = env.now
+                path = () if self._routes is None else self._routes.reduce[replica][stage]
+                yield self._move(path, seconds[place])
+                yield from self._meet((i, -1), self._replicas)
+                end[i] = env.now
+            elif op == Op.STEP:
+                yield from self._meet((), self._replicas * self._program.num_stages)
+                yield Timeout(env, self._norm_s)
+                start[i] = env.now
+                yield Timeout(env, seconds[place])
+                end[i] = env.now
 
-    def _transfer(self, stage: int, action: Action) -> Process:
-        name = self.link_name(stage, action.peer)
-        link = self._links.setdefault(name, self.engine.resource(self.link_capacity))
-        with link.request() as turn:
-            yield turn
-            start_s = self.engine.now_s
-            hop = action.chunk if action.kind is ActionKind.SEND_FORWARD else action.chunk - 1
-            yield self.engine.wait(float(self.durations.send_s[hop]))
-        self.records.append((stage, action, start_s, self.engine.now_s))
-        self._arrival(action.kind, action.chunk, action.microbatch).succeed()
+    def _trade(self, stage: int, replica: int, i: int, seconds: float) -> Process:
+        """Exchanges tokens with the other replicas of the group, once all have come to it."""
+        if self._group > 1:
+            yield from self._meet((i, replica // self._group), self._group)
+        self._apart[replica][i] = self._env.now
+        path = () if self._routes is None else self._routes.exchange[replica][stage]
+        yield self._move(path, seconds)
 
-    def _arrival(self, kind: ActionKind, chunk: int, microbatch: int) -> simpy.Event:
-        return self._arrived.setdefault((kind, chunk, microbatch), self.engine.event())
+    def _move(self, path: Path, seconds: float) -> Event:
+        """Returns the end of a transfer."""
+        if self._network is None or not path:
+            return Timeout(self._env, seconds)
+        done = Event(self._env)
+        self._network.start(path, seconds, done.succeed)
+        return done
 
-    def _seconds(self, stage: int, action: Action) -> float:
-        if action.kind is ActionKind.REDUCE_GRADIENTS:
-            return float(self.durations.reduce_s[stage])
-        forward = action.kind is ActionKind.FORWARD
-        table = self.durations.forward_s if forward else self.durations.backward_s
-        return float(table[action.chunk])
+    def _meet(self, key: tuple[int, ...], size: int) -> Process:
+        """Waits until `size` ranks have come to the meeting."""
+        if size == 1:
+            return
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            meeting = self._meetings[key] = _Meeting(self._env, size)
+        meeting.missing -= 1
+        if meeting.missing:
+            yield meeting.event
+        else:
+            del self._meetings[key]
+            meeting.event.succeed()
+
+    def _ask(
+        self, stage: int, replica: int, lane: int, i: int, waits: tuple[int, ...], seconds: float
+    ) -> None:
+        """Queues what a lane is to do."""
+        queue = self._lanes[replica][lane]
+        queue.waiting.append((i, waits, seconds))
+        if not queue.busy:
+            queue.busy = True
+            self._next(replica, lane)
+
+    def _next(self, replica: int, lane: int, _: Any = None) -> None:
+        """Lets a lane begin the first thing in its queue, as soon as that can begin."""
+        queue, state = self._lanes[replica][lane], self._state[replica]
+        i, waits, seconds = queue.waiting[0]
+        for source in waits:
+            if state[source] is not True:
+                state[source] = Event(self._env)
+                state[source].callbacks.append(lambda _: self._next(replica, lane))
+                return
+        queue.waiting.popleft()
+        self._start[replica][i] = self._env.now
+        path = () if self._routes is None else self._routes.lanes[replica][lane]
+        if self._network is None or not path:
+            event = Timeout(self._env, seconds)
+            event.callbacks.append(lambda _: self._finish(replica, lane, i))
+        else:
+            self._network.start(path, seconds, lambda: self._finish(replica, lane, i))
+
+    def _finish(self, replica: int, lane: int, i: int) -> None:
+        self._end[replica][i] = self._env.now
+        state, queue = self._state[replica], self._lanes[replica][lane]
+        waiter, state[i] = state[i], True
+        if waiter is not None:
+            waiter.succeed()
+        if queue.waiting:
+            self._next(replica, lane)
+        else:
+            queue.busy = False
+
+
+class _LaneState:
+    """A link's or copy engine's queue: first come, first served, one at a time."""
+
+    __slots__ = ("busy", "waiting")
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.waiting: deque[tuple[int, tuple[int, ...], float]] = deque()
+
+
+class _Seconds:
+    """Seconds of each rank's entries: their own and in exchanges with other replicas."""
+
+    def __init__(
+        self,
+        program: Program,
+        durations: Durations,
+        disturbance: Disturbance | None,
+        sample: int,
+    ) -> None:
+        self._disturbed = disturbance is not None
+        if disturbance is not None:
+            own, exchange = disturbed_seconds(program, durations, disturbance)
+            self._own = [x[:, sample] for x in own]
+            self._exchange = [x[:, sample] for x in exchange]
+            return
+        own_rows, exchange_rows = durations.parts(program)
+        for name, rows in (("_own", own_rows), ("_exchange", exchange_rows)):
+            padded = np.append(rows, 0.0)  # a receive's row is -1
+            places: list[list[int]] = [[] for _ in range(program.num_stages)]
+            for code in program.codes:
+                places[code.stage].append(code.row)
+            setattr(self, name, [padded[np.array(r)][:, None] for r in places])
+
+    def of(self, stage: int, replica: int) -> tuple[list[float], list[float]]:
+        """Returns (own, exchange) seconds by place in the rank's list."""
+        column = replica if self._disturbed else 0
+        own: list[float] = self._own[stage][:, column].tolist()
+        exchange: list[float] = self._exchange[stage][:, column].tolist()
+        return own, exchange

@@ -3,97 +3,331 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
+from typing import Final, NamedTuple
 
-from flopwright.plan.lower import lower
-from flopwright.plan.parallel import ParallelPlan, ScheduleName
+from flopwright.plan.lower import lower, reduces_gradients
+from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.actions import Action, ActionKind
 
-_RECV_OF = {
+Lists = tuple[tuple[Action, ...], ...]
+
+_RECV_OF: Final = {
     ActionKind.RECV_FORWARD: ActionKind.SEND_FORWARD,
     ActionKind.RECV_BACKWARD: ActionKind.SEND_BACKWARD,
 }
-_SENDS = frozenset(_RECV_OF.values())
+_SENDS: Final = frozenset(_RECV_OF.values())
+# Actions that a stage starts and that something else carries out.
+_LANES: Final = {
+    ActionKind.SEND_FORWARD: "send",
+    ActionKind.SEND_BACKWARD: "send",
+    ActionKind.OFFLOAD: "out",
+    ActionKind.FETCH: "in",
+    ActionKind.GATHER_WEIGHTS: "dp",
+    ActionKind.REDUCE_GRADIENTS: "dp",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One action of the program.
+class Family(IntEnum):
+    """What a row of the table of durations is for (durations.py): by chunk, the last by stage.
+
+    The rests are backwards before which a RECOMPUTE of its own stands in the list.
+    """
+
+    FORWARD = 0
+    BACKWARD = 1
+    BACKWARD_REST = 2
+    INPUT = 3
+    INPUT_REST = 4
+    WEIGHT = 5
+    RECOMPUTE = 6
+    SEND = 7
+    OFFLOAD = 8
+    FETCH = 9
+    GATHER = 10
+    REDUCE = 11
+    STEP = 12
+
+
+NUM_CHUNK_FAMILIES: Final = Family.REDUCE.value
+_FAMILY: Final = {
+    ActionKind.FORWARD: Family.FORWARD,
+    ActionKind.BACKWARD: Family.BACKWARD,
+    ActionKind.BACKWARD_INPUT: Family.INPUT,
+    ActionKind.BACKWARD_WEIGHT: Family.WEIGHT,
+    ActionKind.RECOMPUTE: Family.RECOMPUTE,
+    ActionKind.SEND_FORWARD: Family.SEND,
+    ActionKind.SEND_BACKWARD: Family.SEND,
+    ActionKind.OFFLOAD: Family.OFFLOAD,
+    ActionKind.FETCH: Family.FETCH,
+    ActionKind.GATHER_WEIGHTS: Family.GATHER,
+    ActionKind.REDUCE_GRADIENTS: Family.REDUCE,
+    ActionKind.OPTIMIZER_STEP: Family.STEP,
+}
+# The rest of a backward before which its recompute stands as an action.
+_REST: Final = {
+    Family.BACKWARD: Family.BACKWARD_REST,
+    Family.INPUT: Family.INPUT_REST,
+}
+
+
+class Op(IntEnum):
+    """What an entry does with time.
+
+    COMPUTE holds its stage. FIRST and SECOND are a pair that holds it together. LANE takes a
+    link or a copy engine, in the order of asking, and lets the stage go on. RECEIVE waits.
+    REDUCE holds the stage once all replicas have come to it; STEP begins when every stage of
+    every replica has got there.
+    """
+
+    COMPUTE = 0
+    FIRST = 1
+    SECOND = 2
+    LANE = 3
+    RECEIVE = 4
+    REDUCE = 5
+    STEP = 6
+
+
+class Lane(NamedTuple):
+    """What carries out what a stage only starts: "send" to `peer`, "out" or "in", "dp"."""
+
+    kind: str
+    stage: int
+    peer: int = -1
+
+
+class Code(NamedTuple):
+    """An entry in numbers.
 
     Attributes:
-        stage: whose list it stands in.
-        waits_for: index in the program of the send that a receive waits for, -1 without one.
+        stage: whose list it stands in; place: where in that list.
+        lane: index into `Program.lanes`; else -1.
+        row: of the table of durations; -1 for a receive. Of a pair's second half, the pair's.
+        waits_for: indices in the program of the entries that must have ended before.
+        partner: of a pair's second half, the index of the first; else -1.
     """
+
+    op: int
+    stage: int
+    place: int
+    lane: int
+    row: int
+    waits_for: tuple[int, ...]
+    partner: int = -1
+
+
+class Entry(NamedTuple):
+    """One action of the program, and whose list it stands in."""
 
     stage: int
     action: Action
-    waits_for: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """All stages' lowered lists as one list in which every entry comes after what it waits for.
 
     The order inside a stage is that of its list. Optimizer steps wait for every stage's
     reduction: the gradient norm is summed over all ranks.
+
+    Attributes:
+        codes: the entries in numbers, in their order.
+        lanes: links and copy engines that entries use.
+        pairs: (row of the first, row of the second half) of each row that is a pair; these
+            rows come after all others.
     """
 
     num_stages: int
+    num_chunks: int
     entries: tuple[Entry, ...]
+    codes: tuple[Code, ...]
+    lanes: tuple[Lane, ...]
+    pairs: tuple[tuple[int, int], ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table of durations that are no pairs."""
+        return NUM_CHUNK_FAMILIES * self.num_chunks + 2 * self.num_stages
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Indices of the optimizer steps."""
+        return tuple(i for i, c in enumerate(self.codes) if c.op == Op.STEP)
+
+    def waits(self, code: Code) -> tuple[int, ...]:
+        """Returns what an entry waits for; a pair begins when both halves can."""
+        if code.partner < 0:
+            return code.waits_for
+        return (*code.waits_for, *self.codes[code.partner].waits_for)
 
 
 def program_of(plan: ParallelPlan, num_microbatches: int) -> Program:
-    """Returns the program of a plan's step; equal pipelines share one."""
-    return _program(plan.schedule, plan.pp, plan.vpp, num_microbatches, plan.dp * plan.cp > 1)
+    """Returns the program of a plan's step; plans whose lists are equal share one."""
+    return _program(
+        ParallelPlan(
+            schedule=plan.schedule,
+            pp=plan.pp,
+            vpp=plan.vpp,
+            dp_shard=2 if reduces_gradients(plan) else 1,
+            zero_stage=plan.zero_stage,
+            data_parallel=plan.data_parallel,
+            recompute="none" if plan.recompute == "none" else "full",
+            activation_offload=plan.activation_offload,
+        ),
+        num_microbatches,
+    )
 
 
 @lru_cache(maxsize=64)
-def _program(
-    schedule: ScheduleName, pp: int, vpp: int, num_microbatches: int, reduces: bool
-) -> Program:
-    plan = ParallelPlan(schedule=schedule, pp=pp, vpp=vpp, dp_shard=2 if reduces else 1)
+def _program(plan: ParallelPlan, num_microbatches: int) -> Program:
     return merge(lower(plan, num_microbatches))
 
 
-def merge(lists: tuple[tuple[Action, ...], ...]) -> Program:
+def merge(lists: Lists) -> Program:
     """Returns the lists as a program.
 
     Raises:
         ValueError: the lists wait for each other in a circle, or for a send that none has.
     """
     position = [0] * len(lists)
-    sent: dict[tuple[ActionKind, int, int], int] = {}
-    out: list[Entry] = []
+    builder = _Builder(len(lists), 1 + max((a.chunk for x in lists for a in x), default=0))
     moved = True
     while moved:
         moved = False
         for stage, actions in enumerate(lists):
-            while position[stage] < len(actions):
-                entry = _entry(stage, actions[position[stage]], sent)
-                if entry is None:
-                    break
-                if entry.action.kind in _SENDS:
-                    sent[entry.action.kind, *_travel(entry.action)] = len(out)
-                out.append(entry)
+            while position[stage] < len(actions) and builder.ready(actions[position[stage]]):
+                builder.add(stage, actions[position[stage]])
                 position[stage] += 1
                 moved = True
     if any(p < len(a) for p, a in zip(position, lists, strict=True)):
         stuck = [str(a[p]) for p, a in zip(position, lists, strict=True) if p < len(a)]
         raise ValueError(f"the lists of actions wait for each other: {', '.join(stuck)}")
-    return Program(len(lists), tuple(out))
+    return builder.program()
 
 
-def _travel(action: Action) -> tuple[int, int]:
-    """Returns (chunk the data is for, micro-batch): the same for a send and its receive."""
-    step = {ActionKind.SEND_FORWARD: 1, ActionKind.SEND_BACKWARD: -1}.get(action.kind, 0)
-    return action.chunk + step, action.microbatch
+_Key = tuple[ActionKind, int, int]
 
 
-def _entry(
-    stage: int, action: Action, sent: dict[tuple[ActionKind, int, int], int]
-) -> Entry | None:
-    """Returns the entry, or None while what it waits for has not been sent."""
-    if action.kind not in _RECV_OF:
-        return Entry(stage, action, -1)
-    source = sent.get((_RECV_OF[action.kind], *_travel(action)))
-    return None if source is None else Entry(stage, action, source)
+class _Builder:
+    """Adds entries one by one and finds what each waits for."""
+
+    def __init__(self, num_stages: int, num_chunks: int) -> None:
+        self._stages, self._chunks = num_stages, num_chunks
+        self._entries: list[Entry] = []
+        self._codes: list[Code] = []
+        self._lanes: dict[Lane, int] = {}
+        self._pairs: dict[tuple[int, int], int] = {}
+        self._places = [0] * num_stages
+        self._open = [-1] * num_stages  # the first half of a pair
+        self._done: dict[_Key, int] = {}
+        self._gathered: dict[int, tuple[int, ...]] = {}
+        self._reduced: list[tuple[int, ...]] = [()] * num_stages
+
+    def ready(self, action: Action) -> bool:
+        """Returns whether what the action waits for has been added."""
+        return action.kind not in _RECV_OF or _travel(action) in self._done
+
+    def add(self, stage: int, action: Action) -> None:
+        """Adds an action of a stage's list."""
+        index = len(self._entries)
+        op, lane = self._op(stage, action)
+        row = self._row(stage, action)
+        waits, partner = self._waits(stage, action), -1
+        if op is Op.FIRST:
+            self._open[stage] = index
+        elif op is Op.SECOND:
+            partner, self._open[stage] = self._open[stage], -1
+            first = self._codes[partner].row
+            row = self._pairs.setdefault((first, row), self._first_pair() + len(self._pairs))
+        self._remember(index, stage, action)
+        self._entries.append(Entry(stage, action))
+        self._codes.append(Code(op, stage, self._places[stage], lane, row, waits, partner))
+        self._places[stage] += 1
+
+    def program(self) -> Program:
+        """Returns what was added."""
+        assert all(i < 0 for i in self._open), "half of a pair has no other half"
+        return Program(
+            self._stages,
+            self._chunks,
+            tuple(self._entries),
+            tuple(self._codes),
+            tuple(self._lanes),
+            tuple(self._pairs),
+        )
+
+    def _first_pair(self) -> int:
+        return NUM_CHUNK_FAMILIES * self._chunks + 2 * self._stages
+
+    def _op(self, stage: int, action: Action) -> tuple[Op, int]:
+        kind = action.kind
+        if kind in _RECV_OF:
+            return Op.RECEIVE, -1
+        if kind is ActionKind.OPTIMIZER_STEP:
+            return Op.STEP, -1
+        if kind is ActionKind.REDUCE_GRADIENTS and action.chunk < 0:
+            return Op.REDUCE, -1
+        name = _LANES.get(kind)
+        if name is not None:
+            lane = Lane(name, stage, action.peer if name == "send" else -1)
+            return Op.LANE, self._lanes.setdefault(lane, len(self._lanes))
+        if not action.overlaps:
+            return Op.COMPUTE, -1
+        return (Op.FIRST if self._open[stage] < 0 else Op.SECOND), -1
+
+    def _row(self, stage: int, action: Action) -> int:
+        """Returns the row of the table of durations.
+
+        A gradient travels from chunk c to c - 1 over the hop that the forward took.
+        """
+        if action.kind in _RECV_OF:
+            return -1
+        family, chunk = _FAMILY[action.kind], action.chunk
+        if family >= NUM_CHUNK_FAMILIES:
+            extra = (family - NUM_CHUNK_FAMILIES) * self._stages + stage
+            return NUM_CHUNK_FAMILIES * self._chunks + extra
+        if action.kind is ActionKind.SEND_BACKWARD:
+            chunk -= 1
+        again = (ActionKind.RECOMPUTE, action.chunk, action.microbatch)
+        if family in _REST and again in self._done:
+            family = _REST[family]
+        return family * self._chunks + chunk
+
+    def _waits(self, stage: int, action: Action) -> tuple[int, ...]:
+        kind, chunk, microbatch = action.kind, action.chunk, action.microbatch
+        if kind in _RECV_OF:
+            return (self._done[_travel(action)],)
+        if kind is ActionKind.OPTIMIZER_STEP:
+            return self._reduced[stage]
+        if kind is ActionKind.FETCH:
+            source = self._done.get((ActionKind.OFFLOAD, chunk, microbatch), -1)
+            return () if source < 0 else (source,)
+        if _LANES.get(kind) is not None or chunk < 0:
+            return ()
+        waits: tuple[int, ...] = ()
+        if self._gathered:
+            waits = self._gathered.pop(chunk, ())  # a stage that waited once has the weights
+        fetched = self._done.pop((ActionKind.FETCH, chunk, microbatch), -1)
+        return waits if fetched < 0 else (*waits, fetched)
+
+    def _remember(self, index: int, stage: int, action: Action) -> None:
+        kind, chunk = action.kind, action.chunk
+        if kind in _SENDS:
+            self._done[_travel(action)] = index
+        elif kind in {ActionKind.OFFLOAD, ActionKind.FETCH, ActionKind.RECOMPUTE}:
+            self._done[kind, chunk, action.microbatch] = index
+        elif kind is ActionKind.GATHER_WEIGHTS:
+            self._gathered[chunk] = (*self._gathered.get(chunk, ()), index)
+        elif kind is ActionKind.REDUCE_GRADIENTS and chunk >= 0:
+            self._reduced[stage] = (*self._reduced[stage], index)
+
+
+def _travel(action: Action) -> _Key:
+    """Returns (send kind, chunk it is for, micro-batch): equal for a send and its receive."""
+    kind = _RECV_OF.get(action.kind)
+    if kind is not None:
+        return kind, action.chunk, action.microbatch
+    step = 1 if action.kind is ActionKind.SEND_FORWARD else -1
+    return action.kind, action.chunk + step, action.microbatch

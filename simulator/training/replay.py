@@ -1,9 +1,10 @@
 """The longest path through a lowered step: when every action starts and ends.
 
 A max-plus recurrence over the program (Baccelli et al. 1992): an action starts when its
-stage is free and, for a receive, when the data have arrived. A link carries one micro-batch
-at a time, in the order of the sends; sending does not hold the sender up. Times may be
-arrays: one entry a sample or a candidate with the same pipeline.
+stage is free and what it waits for has happened. A link carries one micro-batch at a time,
+in the order of the sends; sending does not hold the sender up, and neither does a copy to or
+from the host. Times may be arrays: one entry a candidate with the same pipeline, or one a
+sample and replica whose ranks are disturbed.
 """
 
 from __future__ import annotations
@@ -11,36 +12,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from flopwright.ops import Array
-from flopwright.plan.schedules.actions import ActionKind
-from flopwright.simulator.training.program import Program
+from flopwright.simulator.training.durations import (
+    Disturbance,
+    Durations,
+    disturbed_seconds,
+    group_max,
+)
+from flopwright.simulator.training.program import Code, Op, Program
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Durations:
-    """Seconds of actions; each (chunks or stages, ...) with equal trailing axes.
-
-    Attributes:
-        forward_s, backward_s: by chunk.
-        send_s: by chunk c: from chunk c to c + 1 and, for gradients, back.
-        reduce_s, step_s: by stage; norm_s: what all stages wait for before the step.
-    """
-
-    forward_s: Array
-    backward_s: Array
-    send_s: Array
-    reduce_s: Array
-    step_s: Array
-    norm_s: ArrayLike = 0.0
+__all__ = ["Disturbance", "Durations", "Timeline", "replay", "replay_step_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Start and end of every entry of the program, seconds since the step began.
 
-    A send's start and end are those of the transfer on its link; the sender is free at once.
+    A send's or a copy's start and end are those of the transfer; the stage is free at once.
+    A receive's are those of waiting for it.
     """
 
     start_s: Array
@@ -52,124 +42,186 @@ class Timeline:
         return np.asarray(self.end_s.max(axis=0))
 
 
-def replay(program: Program, durations: Durations) -> Timeline:
-    """Returns when every entry of the program runs."""
-    if durations.forward_s.ndim == 1:
+def replay(
+    program: Program, durations: Durations, disturbance: Disturbance | None = None
+) -> Timeline:
+    """Returns when every entry of the program runs, (entries, ...).
+
+    Args:
+        disturbance: the trailing axes are then (samples, replicas).
+    """
+    if disturbance is None and not durations.columns:
         return _replay_one(program, durations)
-    return _replay_many(program, durations)
+    run = _Run(program, durations, disturbance)
+    start = np.zeros((len(program.codes), *run.shape))
+    end = np.zeros_like(start)
+    for i, code in enumerate(program.codes):
+        start[i], end[i] = run.times(i, code)
+        if code.partner >= 0:
+            start[code.partner], end[code.partner] = start[i], end[i]
+    together = run.together()
+    for i in program.steps:
+        start[i] = together
+        end[i] = together + run.seconds(program.codes[i])
+    return Timeline(start, end)
 
 
-def _lookup(durations: Durations) -> dict[ActionKind, tuple[list[Array], int]]:
-    """Returns by action kind its seconds by chunk and what to add to the chunk index."""
-    send = list(durations.send_s)
-    return {
-        ActionKind.FORWARD: (list(durations.forward_s), 0),
-        ActionKind.BACKWARD: (list(durations.backward_s), 0),
-        ActionKind.SEND_FORWARD: (send, 0),
-        ActionKind.SEND_BACKWARD: (send, -1),
-    }
+def replay_step_seconds(
+    program: Program, durations: Durations, disturbance: Disturbance | None = None
+) -> Array:
+    """Returns only the step's seconds, (...), or (samples,) of a disturbed step.
+
+    Several times faster than `replay` for many samples, whose times would not fit a cache.
+    """
+    if disturbance is None and not durations.columns:
+        return _replay_one(program, durations).step_time_s
+    if disturbance is None:
+        return _step_seconds_alone(program, durations)
+    run = _Run(program, durations, disturbance)
+    for i, code in enumerate(program.codes):
+        run.times(i, code)
+    together = run.together()
+    ends = [together + run.seconds(program.codes[i]) for i in program.steps]
+    return np.asarray(np.max(ends, axis=0).max(axis=-1))
+
+
+class _Run:
+    """The recurrence with an array at every place, entry after entry."""
+
+    def __init__(
+        self, program: Program, durations: Durations, disturbance: Disturbance | None
+    ) -> None:
+        self._program = program
+        self._disturbed = disturbance is not None
+        if disturbance is None:
+            self.shape = durations.columns
+            own, exchange = durations.parts(program)
+            self._rows = own + exchange
+        else:
+            self.shape = (disturbance.samples, disturbance.replicas)
+            self._group = disturbance.group
+            self._own, self._exchange = disturbed_seconds(program, durations, disturbance)
+        self._norm = durations.norm_s
+        self._free = [np.zeros(self.shape) for _ in range(program.num_stages)]
+        self._lane = [np.zeros(self.shape) for _ in program.lanes]
+        self._ends: dict[int, Array] = {}
+
+    def seconds(self, code: Code) -> Array:
+        """Returns how long an entry takes by itself."""
+        if not self._disturbed:
+            return np.asarray(self._rows[code.row])
+        mine = self._own[code.stage][code.place] + self._exchange[code.stage][code.place]
+        return np.asarray(mine)
+
+    def times(self, i: int, code: Code) -> tuple[Array, Array]:
+        """Returns (start, end) of an entry, and takes note of them; a step ends at its start."""
+        stage = code.stage
+        begin = ready = self._free[stage]
+        if code.op == Op.FIRST:
+            return begin, begin
+        for source in self._program.waits(code):
+            ready = np.maximum(ready, self._ends[source])
+        if code.op == Op.RECEIVE:
+            del self._ends[code.waits_for[0]]  # nobody else waits for it
+            self._free[stage] = ready
+            return begin, ready
+        if code.op == Op.LANE:
+            begin = np.maximum(ready, self._lane[code.lane])
+            end = begin + self.seconds(code)
+            self._lane[code.lane] = self._ends[i] = end
+            return begin, end
+        if code.op == Op.STEP:
+            self._free[stage] = ready
+            return ready, ready
+        begin, end = self._hold(code, ready)
+        self._free[stage] = end
+        return begin, end
+
+    def _hold(self, code: Code, ready: Array) -> tuple[Array, Array]:
+        """Returns the times of what holds its stage, replicas waiting for each other."""
+        if not self._disturbed:
+            return ready, ready + self.seconds(code)
+        if code.op == Op.REDUCE:
+            begin = group_max(ready, self.shape[-1])
+            return begin, begin + self.seconds(code)
+        if self._group > 1 and code.op == Op.SECOND:
+            ready = group_max(ready, self._group)
+        elif self._group > 1 and (exchange := self._exchange[code.stage][code.place]).any():
+            worked = ready + self._own[code.stage][code.place]
+            return ready, group_max(worked, self._group) + exchange
+        return ready, ready + self.seconds(code)
+
+    def together(self) -> Array:
+        """Returns when every stage of every replica has come to its step, the norm summed."""
+        latest = np.max(self._free, axis=0)
+        if self._disturbed:
+            latest = group_max(latest, self.shape[-1])
+        return np.asarray(latest + self._norm)
 
 
 def _replay_one(program: Program, durations: Durations) -> Timeline:
     """The recurrence on plain numbers."""
-    seconds = {k: ([float(x) for x in v], o) for k, (v, o) in _lookup(durations).items()}
-    ends: dict[ActionKind, list[float]] = {
-        ActionKind.REDUCE_GRADIENTS: [float(x) for x in durations.reduce_s],
-        ActionKind.OPTIMIZER_STEP: [float(x) for x in durations.step_s],
-    }
+    own, exchange = durations.parts(program)
+    seconds: list[float] = (own + exchange).tolist()
     free = [0.0] * program.num_stages
-    link: dict[tuple[int, int], float] = {}
-    count = len(program.entries)
-    start, end = [0.0] * count, [0.0] * count
+    lanes = [0.0] * len(program.lanes)
+    start, end = [0.0] * len(program.codes), [0.0] * len(program.codes)
     last: list[int] = []
-    for i, entry in enumerate(program.entries):
-        kind, chunk, _, peer, *_ = entry.action
-        stage = entry.stage
-        if kind in seconds:
-            values, shift = seconds[kind]
-            if peer >= 0:  # a send: the link works, the stage goes on
-                begin = max(free[stage], link.get((stage, peer), 0.0))
-                start[i] = begin
-                end[i] = link[stage, peer] = begin + values[chunk + shift]
-                continue
-            start[i] = free[stage]
-            end[i] = free[stage] = free[stage] + values[chunk]
-        elif entry.waits_for >= 0:
-            start[i] = free[stage]
-            end[i] = free[stage] = max(free[stage], end[entry.waits_for])
-        elif kind is ActionKind.OPTIMIZER_STEP:
+    for i, (op, stage, _, lane, row, waits, partner) in enumerate(program.codes):
+        begin = ready = free[stage]
+        if partner >= 0:
+            waits = program.waits(program.codes[i])
+        for source in waits:
+            ready = max(ready, end[source])
+        if op == Op.RECEIVE:
+            start[i], end[i] = begin, ready
+            free[stage] = ready
+        elif op == Op.LANE:
+            start[i] = begin = max(ready, lanes[lane])
+            end[i] = lanes[lane] = begin + seconds[row]
+        elif op == Op.STEP:
             last.append(i)
-        else:
-            start[i] = free[stage]
-            end[i] = free[stage] = free[stage] + ends[kind][stage]
+            free[stage] = ready
+        elif op != Op.FIRST:
+            start[i] = ready
+            end[i] = free[stage] = ready + seconds[row]
+            if partner >= 0:
+                start[partner], end[partner] = ready, end[i]
     together = max(free) + float(np.asarray(durations.norm_s))
     for i in last:
         start[i] = together
-        end[i] = together + ends[ActionKind.OPTIMIZER_STEP][program.entries[i].stage]
+        end[i] = together + seconds[program.codes[i].row]
     return Timeline(np.array(start), np.array(end))
 
 
-def _replay_many(program: Program, durations: Durations) -> Timeline:
-    """The same recurrence with a vector at every place."""
-    shape = durations.forward_s.shape[1:]
-    seconds = _lookup(durations)
-    free = np.zeros((program.num_stages, *shape))
-    link: dict[tuple[int, int], Array] = {}
-    start = np.zeros((len(program.entries), *shape))
-    end = np.zeros_like(start)
-    last: list[int] = []
-    for i, entry in enumerate(program.entries):
-        kind, chunk, _, peer, *_ = entry.action
-        stage = entry.stage
-        start[i] = free[stage]
-        if kind in seconds:
-            values, shift = seconds[kind]
-            if peer >= 0:
-                if (stage, peer) in link:
-                    np.maximum(start[i], link[stage, peer], out=start[i])
-                np.add(start[i], values[chunk + shift], out=end[i])
-                link[stage, peer] = end[i]
-                continue
-            np.add(start[i], values[chunk], out=end[i])
-        elif entry.waits_for >= 0:
-            np.maximum(start[i], end[entry.waits_for], out=end[i])
-        elif kind is ActionKind.OPTIMIZER_STEP:
-            last.append(i)
-            continue
-        else:
-            np.add(start[i], durations.reduce_s[stage], out=end[i])
-        free[stage] = end[i]
-    together = free.max(axis=0) + durations.norm_s
-    for i in last:
-        start[i] = together
-        end[i] = together + durations.step_s[program.entries[i].stage]
-    return Timeline(start, end)
-
-
-def replay_step_seconds(program: Program, durations: Durations) -> Array:
-    """Returns only the step's seconds, (...): the same recurrence without keeping the times.
-
-    Several times faster than `replay` for many samples, whose times would not fit a cache.
-    """
-    shape = durations.forward_s.shape[1:]
-    seconds = _lookup(durations)
+def _step_seconds_alone(program: Program, durations: Durations) -> Array:
+    """The recurrence without keeping times that nobody waits for any more."""
+    own, exchange = durations.parts(program)
+    rows = list(np.asarray(own + exchange, float))
+    shape = durations.columns
     free = [np.zeros(shape) for _ in range(program.num_stages)]
-    link: dict[tuple[int, int], Array] = {}
-    arrives: dict[int, Array] = {}
-    for i, entry in enumerate(program.entries):
-        kind, chunk, _, peer, *_ = entry.action
-        mine = free[entry.stage]
-        if entry.waits_for >= 0:
-            np.maximum(mine, arrives.pop(entry.waits_for), out=mine)
-        elif kind in seconds:
-            values, shift = seconds[kind]
-            if peer < 0:
-                np.add(mine, values[chunk], out=mine)
-                continue
-            before = link.get((entry.stage, peer))
-            start = mine if before is None else np.maximum(mine, before)
-            arrives[i] = link[entry.stage, peer] = start + values[chunk + shift]
-        elif kind is ActionKind.REDUCE_GRADIENTS:
-            np.add(mine, durations.reduce_s[entry.stage], out=mine)
+    lanes = [np.zeros(shape) for _ in program.lanes]
+    ends: dict[int, Array] = {}
+    steps = []
+    add, maximum = np.add, np.maximum
+    for i, (op, stage, _, lane, row, waits, partner) in enumerate(program.codes):
+        mine = free[stage]
+        if op == Op.RECEIVE:
+            maximum(mine, ends.pop(waits[0]), out=mine)
+            continue
+        if op == Op.LANE:
+            ready = maximum(mine, lanes[lane])
+            for source in waits:
+                maximum(ready, ends[source], out=ready)
+            lanes[lane] = ends[i] = ready + rows[row]
+            continue
+        if partner >= 0:
+            waits = program.waits(program.codes[i])
+        for source in waits:
+            maximum(mine, ends[source], out=mine)
+        if op == Op.STEP:
+            steps.append(row)
+        elif op != Op.FIRST:
+            add(mine, rows[row], out=mine)
     together = np.max(free, axis=0) + durations.norm_s
-    return np.asarray(together + durations.step_s.max(axis=0))
+    return np.asarray(together + np.max([rows[r] for r in steps], axis=0))

@@ -5,88 +5,134 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flopwright.plan.lower import lower
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.actions import Action, ActionKind
+from flopwright.plan.schedules.placement import (
+    CHUNKS_PER_STAGE,
+    fewest_microbatches,
+    in_rounds,
+)
 from flopwright.simulator.engine.engine import Engine
 from flopwright.simulator.engine.pipeline import run_step
-from flopwright.simulator.training.program import merge, program_of
-from flopwright.simulator.training.replay import Durations, replay, replay_step_seconds
+from flopwright.simulator.training.durations import Disturbance, Durations
+from flopwright.simulator.training.program import Program, merge, program_of
+from flopwright.simulator.training.replay import replay, replay_step_seconds
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[ParallelPlan, int]:
+    """Draws a plan of any schedule and a number of micro-batches it can run."""
+    schedule = draw(st.sampled_from(sorted(CHUNKS_PER_STAGE)))
+    least, most = CHUNKS_PER_STAGE[schedule]
+    vpp = draw(st.integers(least, most or 3))
+    pp = draw(st.integers(1, 8 if vpp == 1 else 5))
+    fewest = fewest_microbatches(schedule, pp)
+    rounds = draw(st.integers(1, 3))
+    m = rounds * pp if in_rounds(schedule, vpp) else fewest + draw(st.integers(0, 12))
+    plan = ParallelPlan(
+        pp=pp,
+        vpp=vpp,
+        schedule=schedule,
+        dp_shard=draw(st.sampled_from([1, 4])),
+        zero_stage=draw(st.sampled_from([0, 1, 3])),
+        data_parallel=draw(st.sampled_from(["deepspeed", "fsdp2"])),
+        recompute=draw(st.sampled_from(["none", "full"])),
+        activation_offload=draw(st.booleans()),
+    )
+    return plan, m
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[ParallelPlan, int, Durations]:
-    """Draws a plan, a number of micro-batches and random durations."""
-    schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b"]))
-    pp = draw(st.integers(1, 8))
-    vpp = draw(st.integers(2, 3)) if schedule == "interleaved_1f1b" else 1
-    rounds = draw(st.integers(1, 4))
-    m = rounds * pp if vpp > 1 else draw(st.integers(1, 16))
-    plan = ParallelPlan(pp=pp, vpp=vpp, schedule=schedule, dp_shard=draw(st.sampled_from([1, 2])))
+    """Draws a plan, its micro-batches and random durations: uneven stages and hops."""
+    plan, m = draw(pipelines())
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     hop = draw(st.sampled_from([0.0, 0.1, 2.0]))
-    return plan, m, _durations(rng, pp, vpp, hop)
+    return plan, m, random_durations(rng, plan.pp, plan.vpp, hop)
 
 
-def _durations(
+def random_durations(
     rng: np.random.Generator, pp: int, vpp: int, hop: float, columns: tuple[int, ...] = ()
 ) -> Durations:
-    chunks = pp * vpp
+    """Returns seconds for every kind of action."""
+    chunks = (pp * vpp, *columns)
+    forward, backward = rng.exponential(1.0, chunks), rng.exponential(2.0, chunks)
     return Durations(
-        forward_s=rng.exponential(1.0, (chunks, *columns)),
-        backward_s=rng.exponential(2.0, (chunks, *columns)),
-        send_s=hop * rng.exponential(1.0, (chunks, *columns)),
+        forward_s=forward,
+        backward_s=backward,
+        send_s=hop * rng.exponential(1.0, chunks),
         reduce_s=rng.exponential(1.0, (pp, *columns)),
         step_s=rng.exponential(0.1, (pp, *columns)),
         norm_s=rng.exponential(0.01, columns) if columns else 0.01,
+        weight_s=0.4 * backward,
+        recompute_s=0.2 * backward,
+        forward_exchange_s=rng.uniform(0, 1) * forward,
+        backward_exchange_s=0.3 * rng.uniform(0, 1) * backward,
+        offload_s=rng.exponential(1.0, chunks),
+        fetch_s=rng.exponential(1.0, chunks),
+        gather_s=rng.exponential(0.3, chunks),
     )
 
 
-@settings(max_examples=80, deadline=None)
+def disturbed(
+    rng: np.random.Generator, program: Program, replicas: int, group: int
+) -> Disturbance:
+    """Returns random factors of two samples."""
+    places = [sum(c.stage == s for c in program.codes) for s in range(program.num_stages)]
+    return Disturbance(
+        factors=tuple(rng.uniform(0.5, 2.0, (n, 2, replicas)) for n in places),
+        links=rng.uniform(1.0, 2.0, (program.num_stages, replicas)),
+        group=group,
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
 @given(cases())
 def test_every_action_has_the_same_times(case: tuple[ParallelPlan, int, Durations]) -> None:
     plan, m, durations = case
     program = program_of(plan, m)
     timeline = replay(program, durations)
-    run = run_step(lower(plan, m), durations)
+    run = run_step(program, durations, replicas=plan.dp)
+    assert run.replicas == 1, "replicas that nothing tells apart are one"
     assert float(timeline.step_time_s) == pytest.approx(run.step_time_s, abs=1e-9)
-    events = {(stage, action): (start, end) for stage, action, start, end in run.records}
-    assert len(events) == len(program.entries)
-    for i, entry in enumerate(program.entries):
-        start, end = events[entry.stage, entry.action]
-        assert timeline.start_s[i] == pytest.approx(start, abs=1e-9)
-        assert timeline.end_s[i] == pytest.approx(end, abs=1e-9)
+    assert run.start_s[0] == pytest.approx(timeline.start_s, abs=1e-9)
+    assert run.end_s[0] == pytest.approx(timeline.end_s, abs=1e-9)
+    assert float(replay_step_seconds(program, durations)) == pytest.approx(
+        run.step_time_s, abs=1e-9
+    )
 
 
-@pytest.mark.parametrize(("schedule", "vpp"), [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2)])
-def test_vectors_replay_like_their_columns(schedule: str, vpp: int) -> None:
-    rng = np.random.default_rng(1)
-    plan = ParallelPlan(pp=4, vpp=vpp, schedule=schedule, dp_shard=2)
-    many = _durations(rng, 4, vpp, 0.3, (5,))
-    program = program_of(plan, 8)
+@settings(max_examples=100, deadline=None)
+@given(cases(), st.sampled_from([1, 2, 4]), st.integers(0, 2**32 - 1))
+def test_ranks_that_differ_have_the_same_times(
+    case: tuple[ParallelPlan, int, Durations], group: int, seed: int
+) -> None:
+    plan, m, durations = case
+    program = program_of(plan, m)
+    disturbance = disturbed(np.random.default_rng(seed), program, 4, group)
+    timeline = replay(program, durations, disturbance)
+    steps = replay_step_seconds(program, durations, disturbance)
+    for sample in range(2):
+        run = run_step(program, durations, disturbance=disturbance, sample=sample)
+        assert run.step_time_s == pytest.approx(steps[sample], abs=1e-9)
+        start, end = timeline.start_s[:, sample], timeline.end_s[:, sample]
+        assert np.abs(run.start_s.T - start).max() < 1e-9
+        assert np.abs(run.end_s.T - end).max() < 1e-9
+
+
+@settings(max_examples=20, deadline=None)
+@given(pipelines())
+def test_vectors_replay_like_their_columns(case: tuple[ParallelPlan, int]) -> None:
+    plan, m = case
+    many = random_durations(np.random.default_rng(1), plan.pp, plan.vpp, 0.3, (3,))
+    program = program_of(plan, m)
     together = replay(program, many)
     assert replay_step_seconds(program, many) == pytest.approx(together.step_time_s, abs=1e-12)
-    for column in range(5):
-        one = Durations(
-            forward_s=many.forward_s[:, column],
-            backward_s=many.backward_s[:, column],
-            send_s=many.send_s[:, column],
-            reduce_s=many.reduce_s[:, column],
-            step_s=many.step_s[:, column],
-            norm_s=np.asarray(many.norm_s)[column],
-        )
+    for column in range(3):
+        fields = {n: np.asarray(getattr(many, n))[..., column] for n in many.__slots__}
+        one = Durations(**fields)
         assert replay(program, one).end_s == pytest.approx(together.end_s[:, column], abs=1e-12)
-
-
-def test_a_shared_link_can_only_delay() -> None:
-    rng = np.random.default_rng(2)
-    plan = ParallelPlan(pp=4, dp_shard=2)
-    durations = _durations(rng, 4, 1, 1.0)
-    private = run_step(lower(plan, 8), durations)
-    shared = run_step(lower(plan, 8), durations, link_name=lambda *_: "one switch")
-    assert shared.step_time_s > private.step_time_s
-    wide = run_step(lower(plan, 8), durations, lambda *_: "one switch", link_capacity=64)
-    assert wide.step_time_s <= private.step_time_s + 1e-9
 
 
 def test_lists_that_wait_for_each_other_are_refused() -> None:

@@ -1,0 +1,172 @@
+"""Seconds of a plan's actions, and the factors by which ranks differ from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flopwright.ops import Array
+from flopwright.simulator.training.program import Family, Op, Program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Seconds of actions; each (chunks or stages, ...) with equal trailing axes.
+
+    Attributes:
+        forward_s, backward_s: by chunk, everything that happens inside.
+        send_s: by chunk c: from chunk c to c + 1 and, for gradients, back.
+        reduce_s, step_s: by stage; norm_s: what all stages wait for before the step.
+        weight_s, recompute_s: the parts of `backward_s` that are weight gradients, and what
+            is made again; 0 if not given.
+        forward_exchange_s, backward_exchange_s: the parts of forward_s and backward_s in
+            which ranks exchange tokens with other replicas (experts); 0 if not given.
+        offload_s, fetch_s: a micro-batch's copy to the host and back, by chunk.
+        gather_s: collecting a chunk's weights, by chunk.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    send_s: Array
+    reduce_s: Array
+    step_s: Array
+    norm_s: ArrayLike = 0.0
+    weight_s: Array | None = None
+    recompute_s: Array | None = None
+    forward_exchange_s: Array | None = None
+    backward_exchange_s: Array | None = None
+    offload_s: Array | None = None
+    fetch_s: Array | None = None
+    gather_s: Array | None = None
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The trailing axes."""
+        return self.forward_s.shape[1:]
+
+    def parts(self, program: Program) -> tuple[Array, Array]:
+        """Returns (own, exchange) seconds by row of the program, (rows, ...).
+
+        An entry takes both, one after the other; a pair's row holds all of it as its own.
+        """
+        zero = np.zeros((program.num_chunks, *self.columns))
+
+        def given(values: Array | None) -> Array:
+            return zero if values is None else values
+
+        f_exchange, b_exchange = given(self.forward_exchange_s), given(self.backward_exchange_s)
+        again, weight = given(self.recompute_s), given(self.weight_s)
+        backward = self.backward_s - b_exchange
+        own = {
+            Family.FORWARD: self.forward_s - f_exchange,
+            Family.BACKWARD: backward,
+            Family.BACKWARD_REST: backward - again,
+            Family.INPUT: backward - weight,
+            Family.INPUT_REST: backward - weight - again,
+            Family.WEIGHT: weight,
+            Family.RECOMPUTE: again,
+            Family.SEND: self.send_s,
+            Family.OFFLOAD: given(self.offload_s),
+            Family.FETCH: given(self.fetch_s),
+            Family.GATHER: given(self.gather_s),
+        }
+        exchange = dict.fromkeys(own, zero)
+        exchange[Family.FORWARD] = f_exchange
+        for family in (Family.BACKWARD, Family.BACKWARD_REST, Family.INPUT, Family.INPUT_REST):
+            exchange[family] = b_exchange
+        ends = np.concatenate([self.reduce_s, self.step_s])
+        own_rows = np.concatenate([*(own[f] for f in own), ends])
+        exchange_rows = np.concatenate([*(exchange[f] for f in own), np.zeros_like(ends)])
+        assert len(own_rows) == program.num_rows, "as many rows as the program counts"
+        if not program.pairs:
+            return own_rows, exchange_rows
+        first, second = (np.array(side) for side in zip(*program.pairs, strict=True))
+        both = pair_seconds(
+            own_rows[first], exchange_rows[first], own_rows[second], exchange_rows[second]
+        )
+        return (
+            np.concatenate([own_rows, both]),
+            np.concatenate([exchange_rows, np.zeros_like(both)]),
+        )
+
+
+def pair_seconds(
+    own1: ArrayLike, exchange1: ArrayLike, own2: ArrayLike, exchange2: ArrayLike
+) -> Array:
+    """Returns how long two actions take that hide each other's exchanges behind their own work.
+
+    Each needs its own work and exchange one after the other; the stage works on one of them
+    at a time, and so do the links: the longest of the four is how long both take at least.
+    """
+    work, links = np.add(own1, own2), np.add(exchange1, exchange2)
+    each = np.maximum(np.add(own1, exchange1), np.add(own2, exchange2))
+    return np.asarray(np.maximum(np.maximum(work, links), each))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """How ranks differ: each is a stage of one of the data-parallel replicas.
+
+    Attributes:
+        factors: on the seconds of every entry that computes, by stage (places, samples,
+            replicas).
+        links: on the seconds of what a rank sends, (stages, replicas); a collective is as
+            slow as its slowest member.
+        group: replicas that exchange tokens with each other, and so wait for each other.
+    """
+
+    factors: tuple[Array, ...]
+    links: Array
+    group: int = 1
+
+    @property
+    def samples(self) -> int:
+        """Independent steps."""
+        return int(self.factors[0].shape[1])
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel replicas that differ."""
+        return int(self.factors[0].shape[2])
+
+
+def disturbed_seconds(
+    program: Program, durations: Durations, disturbance: Disturbance
+) -> tuple[list[Array], list[Array]]:
+    """Returns (own, exchange) seconds of every entry, by stage (places, samples, replicas)."""
+    assert not durations.columns, "one plan at a time is disturbed"
+    own, exchange = durations.parts(program)
+    slowest = group_max(disturbance.links, disturbance.group)
+    all_own, all_exchange = [], []
+    for stage, factors in enumerate(disturbance.factors):
+        codes = [c for c in program.codes if c.stage == stage]
+        rows = np.array([c.row for c in codes])
+        op = np.array([c.op for c in codes])
+        seconds = own[rows][:, None, None] * factors
+        seconds[op == Op.RECEIVE] = 0.0
+        sends = (op == Op.LANE) & (rows // program.num_chunks == Family.SEND)
+        seconds[sends] = own[rows[sends]][:, None, None] * disturbance.links[stage]
+        reduces = op == Op.REDUCE
+        seconds[reduces] = own[rows[reduces]][:, None, None] * disturbance.links[stage].max()
+        for place in np.flatnonzero(op == Op.SECOND):
+            first = program.codes[codes[place].partner].place
+            one, two = program.pairs[rows[place] - program.num_rows]
+            seconds[place] = pair_seconds(
+                own[one] * factors[first],
+                exchange[one] * slowest[stage],
+                own[two] * factors[place],
+                exchange[two] * slowest[stage],
+            )
+        all_own.append(seconds)
+        apart = np.where(op == Op.COMPUTE, exchange[rows], 0.0)[:, None, None] * slowest[stage]
+        all_exchange.append(np.broadcast_to(apart, seconds.shape))
+    return all_own, all_exchange
+
+
+def group_max(values: Array, group: int) -> Array:
+    """Returns for each replica (the last axis) the largest value in its group of `group`."""
+    parts = values.reshape(*values.shape[:-1], -1, group)
+    largest = parts.max(axis=-1, keepdims=True)
+    return np.asarray(np.broadcast_to(largest, parts.shape).reshape(values.shape))
