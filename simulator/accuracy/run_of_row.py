@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from flopwright.simulator.accuracy.defaults import (
     sharding_of,
 )
 from flopwright.simulator.accuracy.defaults_physics import settled_recompute
-from flopwright.simulator.accuracy.gpu_names import AMD, canonical_gpu, is_out_of_scope
+from flopwright.simulator.accuracy.gpu_names import canonical_gpu, is_out_of_scope
 from flopwright.simulator.accuracy.model_of_row import RowModel, model_of
 from flopwright.simulator.accuracy.rows import (
     Configuration,
@@ -33,18 +32,16 @@ from flopwright.simulator.accuracy.rows import (
 )
 from flopwright.simulator.accuracy.run_of_row_axes import Axes, axes_of
 from flopwright.simulator.accuracy.run_of_row_cluster import cluster_of_row
+from flopwright.simulator.accuracy.run_of_row_flags import is_composed, place, set_flags
 from flopwright.simulator.accuracy.run_of_row_merge import merge, source_family
 from flopwright.simulator.accuracy.stack_of_row import StackKey, stack_of
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.workload import Workload
-from flopwright.spec.yaml_lines import read_yaml
 
-ODD_ROWS: Final = Path(__file__).with_name("run_of_row_odd.yaml")
 # Runs with one of these are reported apart.
 APART: Final = frozenset({"vtrain-single", "odd", "own-plan", "tp-across-nodes", "unaligned"})
 _STEPS: Final = 1000
 _USUAL_SEQ: Final = 2048
-_ALIGNED: Final = 64
 
 # Returns a plan for a scenario, given the axes that a row states; None where it has none.
 PlanFor = Callable[[Scenario, Mapping[str, int]], ParallelPlan | None]
@@ -235,7 +232,7 @@ def _plan(
     assumed: Assumed,
 ) -> ParallelPlan:
     recompute, tags, half = recompute_of(configuration, stack, assumed)
-    if _is_composed(configuration):
+    if is_composed(configuration):
         recompute, tags, half = "none", (), False
         assumed.say("no recompute: with it the rows would beat the processor's peak")
     layers = -(-scenario.model.num_layers // axes.num_chunks)
@@ -253,7 +250,7 @@ def _plan(
         recompute_tags=tags,
         recompute_layers=layers // 2 if half else None,
         sequence_parallel=sequence_parallel_of(configuration, stack, assumed),
-        context_parallel="ulysses" if "ulysses" in _place(configuration) else "ring",
+        context_parallel="ulysses" if "ulysses" in place(configuration) else "ring",
         **sharding_of(configuration, stack, axes.dp, assumed),
         **offloads_of(configuration),
     )
@@ -270,16 +267,6 @@ def _own_plan(
     return scenario, found
 
 
-def _is_composed(configuration: Configuration) -> bool:
-    """Returns whether rows are those of vTrain's single-node file, a straight line in batches."""
-    place = _place(configuration)
-    return "vtrain" in place and "single" in place
-
-
-def _place(configuration: Configuration) -> str:
-    return f"{configuration.text('source')} {configuration.text('framework')}".lower()
-
-
 def _run(
     configuration: Configuration,
     gpu: str,
@@ -292,9 +279,7 @@ def _run(
 ) -> PublishedRun:
     work = scenario.workload
     measured = _measured(configuration, scenario, axes.num_gpus)
-    if re.search(r"samples counted as", configuration.notes.lower()):
-        assumed.flags.add("odd")
-    _flag(configuration, gpu, model, scenario, plan, assumed)
+    set_flags(configuration, gpu, model, scenario, plan, assumed)
     source = source_family(configuration)
     family = model.family + ("+lora" if "lora" in assumed.flags else "")
     sweep = (
@@ -323,38 +308,3 @@ def _run(
         year=configuration.whole("year"),
         notes=configuration.notes,
     )
-
-
-def _flag(
-    configuration: Configuration,
-    gpu: str,
-    model: RowModel,
-    scenario: Scenario,
-    plan: ParallelPlan,
-    assumed: Assumed,
-) -> None:
-    flags = assumed.flags
-    if gpu in AMD:
-        flags.add("amd")
-    if model.is_reduced:
-        flags.add("reduced-layers")
-    if _is_composed(configuration):
-        flags.add("vtrain-single")
-    if plan.tp > scenario.cluster.node.domain_gpus:
-        flags.add("tp-across-nodes")
-    if model.spec.hidden_size // plan.tp % _ALIGNED:
-        flags.add("unaligned")
-    reason = odd_rows().get(configuration.id)
-    if reason is not None:
-        flags.add("odd")
-        assumed.say(f"set apart: {reason}")
-
-
-@cache
-def odd_rows() -> Mapping[str, str]:
-    """Returns the ids of rows that their publishers or a check found wrong, with the reason."""
-    return {
-        str(identity): str(entry["reason"])
-        for entry in read_yaml(ODD_ROWS).data
-        for identity in entry["ids"]
-    }

@@ -119,3 +119,33 @@ def test_any_consistent_columns_give_a_model(
     assert vocab is None or spec.vocab_size == vocab
     assert num_params(spec) > 0
     assert (vocab is None) == any("vocabulary" in words for words in model.assumptions)
+
+
+def test_what_is_known_beyond_the_columns_gives_the_catalog_models() -> None:
+    v3 = model_from_columns(
+        7168, 61, 128, None, 18432, 256, 8, 2048, 129280,
+        latent={"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+                "qk_rope_head_dim": 64, "v_head_dim": 128},
+        shared_experts=1, first_dense_layers=3, router="sigmoid_noaux_tc",
+    )  # fmt: skip
+    assert num_params(v3.spec) == num_params(load_model("deepseek_v3"))
+    qwen = model_from_columns(
+        4096, 36, 32, 8, 12288, vocab=151936, head_dim=128, qk_norm=True, style="llama"
+    )
+    assert num_params(qwen.spec) == num_params(load_model("qwen3_8b"))
+    assert not any("head width" in words for words in qwen.assumptions)
+
+
+def test_a_style_decides_the_block_around_the_matrices() -> None:
+    def params(style: Any, **keywords: Any) -> int:
+        sizes = {"vocab": 100, "max_seq_len": 10, "style": style, **keywords}
+        return num_params(model_from_columns(64, 2, 4, 4, 256, **sizes).spec)
+
+    matrices = 2 * (4 * 64 * 64 + 2 * 64 * 256)
+    norms = 2 * (2 * 2 * 64) + 2 * 64  # LayerNorm has a bias
+    assert params("mpt") == matrices + norms + 110 * 64
+    assert params("nemotron") == matrices + norms + 200 * 64
+    assert params("nemotron", tied=True) == matrices + norms + 100 * 64
+    biases = 2 * (4 * 64 + 256 + 64)
+    assert params("gpt") == matrices + norms + 110 * 64 + biases
+    assert params("llama") == 2 * (4 * 64 * 64 + 3 * 64 * 256 + 2 * 64) + 64 + 200 * 64

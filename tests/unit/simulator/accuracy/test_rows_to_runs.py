@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 
 from flopwright.plan.parallel import ParallelPlan, plan_violations
 from flopwright.simulator.accuracy.rows import COLUMNS
-from flopwright.simulator.accuracy.run_of_row import (
-    PublishedRun,
-    PublishedRuns,
-    odd_rows,
-    published_runs,
-)
+from flopwright.simulator.accuracy.run_of_row import PublishedRun, PublishedRuns, published_runs
 from flopwright.simulator.accuracy.run_of_row_axes import light_ends
+from flopwright.simulator.accuracy.run_of_row_flags import odd_rows
 from flopwright.simulator.accuracy.run_of_row_merge import source_family
 from flopwright.spec.scenario import Scenario
 
