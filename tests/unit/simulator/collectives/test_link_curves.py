@@ -128,6 +128,29 @@ def test_nccl_adds_up_in_the_switch_where_it_was_seen_to() -> None:
     assert _algorithm("hgx_h100", 2**20, 512) != "ring"
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    node=st.sampled_from(["hgx_h200", "gb200_nvl72", "mi300x_8gpu", "grand_teton_h100"]),
+    kind=st.sampled_from(list(Collective)),
+    groups=st.lists(
+        st.tuples(st.integers(1, 600), st.sampled_from([1, 4, 8, 64]), st.floats(0, 1e11)),
+        min_size=1, max_size=6,
+    ),
+)  # fmt: skip
+def test_many_candidates_cost_what_each_does_alone(
+    node: str, kind: Collective, groups: list[tuple[int, int, float]]
+) -> None:
+    cluster = cluster_of(node, 8192)
+    size, stride, n = (np.array(x, float) for x in zip(*groups, strict=True))
+    together = collective_seconds(
+        kind, n, group_shape(size, stride, cluster.node.domain_gpus), cluster, NONE
+    ).seconds
+    for i in range(len(n)):
+        alone = group_shape(size[i : i + 1], stride[i : i + 1], cluster.node.domain_gpus)
+        seconds = collective_seconds(kind, n[i : i + 1], alone, cluster, NONE).seconds[0]
+        assert together[i] == pytest.approx(seconds, rel=1e-12)
+
+
 def test_many_ranks_cost_latency_in_a_ring() -> None:
     """All-gather has no tree in NCCL: seconds of an empty one grow with the ranks."""
     few, many = (_seconds("hgx_h100", Collective.ALL_GATHER, 0.0, g) for g in (256, 2048))

@@ -113,7 +113,12 @@ def test_an_oversubscribed_spine_slows_what_crosses_it() -> None:
         assert a[0] == pytest.approx(b[0])
         if kind is Collective.ALL_TO_ALL:
             assert b[1] > 3 * a[1]
-    # One ring leaves a leaf once: a quarter of its adapters, which the way up still carries.
+    # A ring of whole nodes leaves a leaf by the four adapters of one node; the leaf's sixteen
+    # have 1 / 8 of their bandwidth upwards, half of what those four could send.
+    wire, far = 8e12 * 31 / 32, 16 * 40e9 / 8
+    found = collective_seconds(Collective.ALL_GATHER, 8e12, whole, slow, NONE).seconds[0]
+    assert found == pytest.approx(wire / far, rel=1e-4)
+    # Sixteen groups side by side all leave it at once.
     crossing = group_shape([2], [16], 4)
     pair = [float(collective_seconds(Collective.ALL_GATHER, 1e9, crossing, c, NONE).seconds[0])
             for c in (fast, slow)]  # fmt: skip
@@ -129,6 +134,8 @@ def test_groups_that_cross_the_same_adapter_share_it() -> None:
     over = {x.name: x.bytes_per_s for x in shared_links(cluster, (0, 8))}
     assert set(over) == {"nic:0", "nic:4", "uplink:0", "uplink:1"}
     assert over["uplink:0"] == pytest.approx(2 * 4 * 40e9)
+    slow = shared_links(_cluster(gpus=4, nodes=4, leaf=2, over=4.0), (0, 8))
+    assert {x.name: x.bytes_per_s for x in slow}["uplink:0"] == pytest.approx(80e9)
     assert shared_links(cluster, (3,)) == ()
     with pytest.raises(InputError, match="no such rank"):
         shared_links(cluster, (0, 99))
