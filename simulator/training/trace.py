@@ -1,12 +1,17 @@
-"""The replayed step as a trace: what each stage did when, split into time classes."""
+"""A step's times as a trace: what each rank did when, split into time classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+import numpy as np
+
+from flopwright.ops import Array
 from flopwright.plan.schedules.actions import Action, ActionKind
 from flopwright.report.trace import Trace, TraceEvent
-from flopwright.simulator.training.program import Program
+from flopwright.simulator.training.program import NUM_CHUNK_FAMILIES, Family, Op, Program
 from flopwright.simulator.training.replay import Timeline
 from flopwright.simulator.training.stages import Classes, PipelineCosts
 
@@ -17,11 +22,30 @@ _ORDER = (
     "backward",
     "optimizer",
     "tp_comm",
+    "cp_comm",
     "ep_comm",
     "dp_comm",
     "offload",
+    "host",
 )
-_COMM = frozenset({"tp_comm", "ep_comm", "dp_comm"})
+_COMM = frozenset({"tp_comm", "cp_comm", "ep_comm", "dp_comm"})
+_EXCHANGE = "ep_comm"
+_Parts = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """When the entries of a program ran in one replica, each (entries,).
+
+    Attributes:
+        worked_s, exchange_s: when an action's own work ended and its exchange with other
+            replicas began; not a number where the two were not told apart.
+    """
+
+    start_s: Array
+    end_s: Array
+    worked_s: Array | None = None
+    exchange_s: Array | None = None
 
 
 def step_trace(
@@ -33,36 +57,123 @@ def step_trace(
 ) -> Trace:
     """Returns the events of one step of candidate `column`; rank is the pipeline stage.
 
-    With `only_stage` the events of that stage alone. A transfer between stages stands on the
-    receiver's comm stream from when its link takes it to when it has arrived. Sends and
-    receives of no length are left out.
+    With `only_stage` the events of that stage alone.
     """
-    split = _Split(costs, column)
+    times = RankTimes(start_s=timeline.start_s, end_s=timeline.end_s)
+    return replica_trace(program, times, costs, column, only_stage=only_stage)
+
+
+def replica_trace(
+    program: Program,
+    times: RankTimes,
+    costs: PipelineCosts,
+    column: int = 0,
+    *,
+    only_stage: int | None = None,
+    rank_of: Callable[[int], int] = int,
+) -> Trace:
+    """Returns the events of one replica's step, by start.
+
+    A transfer between stages stands on the receiver's comm stream from when its link takes
+    it to when it has arrived. What takes no time is left out.
+
+    Args:
+        rank_of: stage -> the rank that its events are of.
+    """
+    maker = _Maker(program, times, costs, column)
     events: list[TraceEvent] = []
     for i, entry in enumerate(program.entries):
-        action = entry.action
-        if only_stage is not None and only_stage not in (entry.stage, action.peer):
-            continue
-        start, end = float(timeline.start_s[i]), float(timeline.end_s[i])
-        if action.kind in {ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD}:
-            if end > start:
-                nbytes = int(costs.send_bytes[column])
-                name = _receive_name(action)
-                events.append(TraceEvent(action.peer, "comm", name, "pp_comm", start, end, nbytes))
-        elif entry.waits_for < 0:
-            events.extend(_slices(entry.stage, action, split.of(action, entry.stage), start))
-    if norm := float(costs.end.norm_s[column]):
-        begin = min(
-            float(timeline.start_s[i])
-            for i, e in enumerate(program.entries)
-            if e.action.kind is ActionKind.OPTIMIZER_STEP
-        )
-        events.extend(
-            TraceEvent(s, "comm", "NORM", "dp_comm", begin - norm, begin, 8)
-            for s in range(program.num_stages)
-        )
+        if only_stage is None or only_stage in (entry.stage, entry.action.peer):
+            events.extend(maker.of(i))
+    events.extend(maker.norm())
     wanted = (e for e in events if only_stage is None or e.rank == only_stage)
-    return tuple(sorted(wanted, key=lambda e: (e.start_s, e.rank)))
+    named = (e._replace(rank=rank_of(e.rank)) for e in wanted)
+    return tuple(sorted(named, key=lambda e: (e.start_s, e.rank)))
+
+
+class _Maker:
+    """Events of one replica's entries; their rank is the stage."""
+
+    def __init__(
+        self, program: Program, times: RankTimes, costs: PipelineCosts, column: int
+    ) -> None:
+        self._program, self._times = program, times
+        self._parts = _parts_by_row(program, costs, column)
+        self._send_bytes = int(costs.send_bytes[column])
+        self._norm_s = float(costs.end.norm_s[column])
+
+    def of(self, i: int) -> Iterator[TraceEvent]:
+        """Yields the events of entry `i`; a pair's stand at its second half."""
+        code, (stage, action) = self._program.codes[i], self._program.entries[i]
+        start, end = float(self._times.start_s[i]), float(self._times.end_s[i])
+        if end <= start or code.op in (Op.RECEIVE, Op.FIRST):
+            return
+        if code.op == Op.LANE:
+            yield self._lane(stage, action, start, end)
+        elif code.op == Op.SECOND:
+            yield from self._pair(i, start, end)
+        else:
+            yield from self._alone(i, stage, action, start, end)
+
+    def norm(self) -> Iterator[TraceEvent]:
+        """Yields the summing of the gradient norm, which all ranks do at once."""
+        steps = self._program.steps
+        if self._norm_s > 0 and steps:
+            begin = float(min(self._times.start_s[i] for i in steps))
+            for stage in range(self._program.num_stages):
+                yield TraceEvent(stage, "comm", "NORM", "dp_comm", begin - self._norm_s, begin, 8)
+
+    def _lane(self, stage: int, action: Action, start: float, end: float) -> TraceEvent:
+        if action.peer >= 0:
+            name = _receive_name(action)
+            return TraceEvent(action.peer, "comm", name, "pp_comm", start, end, self._send_bytes)
+        if action.kind in {ActionKind.OFFLOAD, ActionKind.FETCH}:
+            return TraceEvent(stage, "copy", str(action), "offload", start, end)
+        return TraceEvent(stage, "comm", str(action), "dp_comm", start, end)
+
+    def _alone(
+        self, i: int, stage: int, action: Action, start: float, end: float
+    ) -> Iterator[TraceEvent]:
+        """Yields an action's classes one after the other, its own work stretched to what it took.
+
+        What waiting for the other replicas of an exchange took is left out: it is idle time.
+        """
+        parts = self._parts[self._program.codes[i].row]
+        exchange = parts.get(_EXCHANGE, 0.0)
+        worked = self._at(self._times.worked_s, i)
+        if math.isnan(worked):
+            exchange = min(exchange, end - start)
+            own = {k: v for k, v in parts.items() if k != _EXCHANGE}
+            factor = (end - start - exchange) / max(sum(own.values()), 1e-300)
+            whole = {k: v * factor for k, v in own.items()} | {_EXCHANGE: exchange}
+            yield from _slices(stage, str(action), whole, start)
+            return
+        own = {k: v for k, v in parts.items() if k != _EXCHANGE}
+        factor = (worked - start) / max(sum(own.values()), 1e-300)
+        yield from _slices(stage, str(action), {k: v * factor for k, v in own.items()}, start)
+        begin = self._at(self._times.exchange_s, i)
+        yield from _slices(stage, str(action), {_EXCHANGE: end - begin}, begin)
+
+    def _pair(self, i: int, start: float, end: float) -> Iterator[TraceEvent]:
+        """Yields the work of both halves, one after the other, and their exchanges beside it."""
+        program, code = self._program, self._program.codes[i]
+        rows = program.pairs[code.row - program.num_rows]
+        halves = [(program.entries[k].action, self._parts[r]) for k, r in
+                  zip((code.partner, i), rows, strict=True)]  # fmt: skip
+        exchange = sum(parts.get(_EXCHANGE, 0.0) for _, parts in halves)
+        total = sum(sum(parts.values()) for _, parts in halves) - exchange
+        factor = min(1.0, (end - start) / total) if exchange else (end - start) / total
+        at = start
+        for action, parts in halves:
+            own = {k: v * factor for k, v in parts.items() if k != _EXCHANGE}
+            yield from _slices(code.stage, str(action), own, at)
+            at += sum(own.values())
+        name = " ".join(str(action) for action, _ in halves)
+        length = min(exchange, end - start)
+        yield from _slices(code.stage, name, {_EXCHANGE: length}, end - length)
+
+    def _at(self, values: Array | None, i: int) -> float:
+        return math.nan if values is None else float(values[i])
 
 
 def _receive_name(action: Action) -> str:
@@ -72,42 +183,46 @@ def _receive_name(action: Action) -> str:
     return str(Action(kind, chunk, action.microbatch))
 
 
-def _slices(
-    stage: int, action: Action, parts: dict[str, float], start_s: float
-) -> Iterator[TraceEvent]:
-    """Yields an action's classes one after the other."""
+def _slices(stage: int, name: str, parts: _Parts, start_s: float) -> Iterator[TraceEvent]:
+    """Yields the classes one after the other."""
     for cls in _ORDER:
         seconds = parts.get(cls, 0.0)
         if seconds <= 0:
             continue
         stream = "comm" if cls in _COMM else "copy" if cls == "offload" else "compute"
-        yield TraceEvent(stage, stream, str(action), cls, start_s, start_s + seconds)
+        yield TraceEvent(stage, stream, name, cls, start_s, start_s + seconds)
         start_s += seconds
 
 
-class _Split:
-    """Seconds by class of each action of one candidate."""
+def _parts_by_row(program: Program, costs: PipelineCosts, column: int) -> list[_Parts]:
+    """Returns seconds by class of every row of the table of durations that is no pair."""
+    chunks, stages = program.num_chunks, program.num_stages
+    out: list[_Parts] = [{} for _ in range(NUM_CHUNK_FAMILIES * chunks + 2 * stages)]
 
-    def __init__(self, costs: PipelineCosts, column: int) -> None:
-        def by_chunk(classes: Classes) -> list[dict[str, float]]:
-            chunks = costs.pp * costs.vpp
-            return [{k: float(v[c, column]) for k, v in classes.items()} for c in range(chunks)]
+    def by_chunk(classes: Classes) -> list[_Parts]:
+        return [{k: float(v[c, column]) for k, v in classes.items()} for c in range(chunks)]
 
-        end = costs.end
-        self._forward, self._backward = by_chunk(costs.forward), by_chunk(costs.backward)
-        self._reduce = [{"dp_comm": float(x)} for x in end.reduce_s[:, column]]
-        self._step = [
-            {"optimizer": float(u), "dp_comm": float(g), "offload": float(o)}
-            for u, g, o in zip(
-                end.update_s[:, column], end.gather_s[:, column], end.offload_s[:, column],
-                strict=True,
-            )
-        ]  # fmt: skip
-
-    def of(self, action: Action, stage: int) -> dict[str, float]:
-        """Returns the classes of an action on a stage."""
-        if action.kind is ActionKind.FORWARD:
-            return self._forward[action.chunk]
-        if action.kind is ActionKind.BACKWARD:
-            return self._backward[action.chunk]
-        return (self._reduce if action.kind is ActionKind.REDUCE_GRADIENTS else self._step)[stage]
+    weight = costs.weight_s[:, column]
+    rows = zip(by_chunk(costs.forward), by_chunk(costs.backward), weight, strict=True)
+    for c, (forward, backward, weight_s) in enumerate(rows):
+        first = {**backward, "backward": backward.get("backward", 0.0) - float(weight_s)}
+        for family, parts in (
+            (Family.FORWARD, forward),
+            (Family.BACKWARD, backward),
+            (Family.BACKWARD_REST, {**backward, "recompute": 0.0}),
+            (Family.INPUT, first),
+            (Family.INPUT_REST, {**first, "recompute": 0.0}),
+            (Family.WEIGHT, {"backward": float(weight_s)}),
+            (Family.RECOMPUTE, {"recompute": backward.get("recompute", 0.0)}),
+        ):
+            out[family * chunks + c] = parts
+    end = costs.end
+    for stage in range(stages):
+        out[NUM_CHUNK_FAMILIES * chunks + stage] = {"dp_comm": float(end.reduce_s[stage, column])}
+        out[NUM_CHUNK_FAMILIES * chunks + stages + stage] = {
+            "optimizer": float(end.update_s[stage, column]),
+            "dp_comm": float(end.gather_s[stage, column]),
+            "offload": float(end.offload_s[stage, column]),
+            "host": float(np.asarray(end.host_s)),
+        }
+    return out
