@@ -23,6 +23,10 @@ class Levels:
         near_bytes_per_s: towards the other GPUs of its NVLink domain.
         far_bytes_per_s: towards other domains while all GPUs of its domain send; 0 of none.
         spine_bytes_per_s: towards other leaves while all GPUs of its leaf send.
+        host_bytes_per_s: between a GPU and its node's memory while all of its node copy; 0 of
+            a node that does not say how its GPUs reach their host.
+        nvme_bytes_per_s, storage_bytes_per_s: the same of the node's disks and of the cluster's
+            storage; 0 where there is none.
         leaf_gpus: GPUs under one leaf.
         domain_gpus: GPUs of one NVLink domain.
         mesh_gpus: GPUs of a node whose links are a full mesh; 0 of a switch.
@@ -34,6 +38,9 @@ class Levels:
     far_latency_s: float
     spine_bytes_per_s: float
     spine_latency_s: float
+    host_bytes_per_s: float
+    nvme_bytes_per_s: float
+    storage_bytes_per_s: float
     leaf_gpus: int
     domain_gpus: int
     mesh_gpus: int
@@ -42,6 +49,7 @@ class Levels:
 _known: dict[tuple[object, ...], Levels] = {}
 _MAX_KNOWN: Final = 512
 _INSIDE: Final = frozenset({"gpu", "switch"})
+_TIERS: Final = ("host_memory", "nvme", "storage")
 _BETWEEN: Final = frozenset({"gpu", "switch", "nic", "leaf", "spine"})
 
 
@@ -49,7 +57,8 @@ def levels(cluster: ClusterSpec) -> Levels:
     """Returns the levels of a cluster; those of an equal cluster are looked up."""
     node = cluster.node
     shape = (node.gpus, node.domain_gpus, node.link_layout, node.nics, leaf_nodes(cluster))
-    key = (shape, node.link, cluster.network, cluster.fabric)
+    tiers = (node.host_link, node.host_memory_bytes_per_s, node.nvme, cluster.storage)
+    key = (shape, node.link, cluster.network, cluster.fabric, tiers)
     if key not in _known:
         if len(_known) >= _MAX_KNOWN:
             _known.clear()
@@ -67,6 +76,7 @@ def _cut_levels(cluster: ClusterSpec) -> Levels:
         inside = between(graph, _INSIDE)
         near = cut_bytes_per_s(inside, first[:1], first[1:])
         near_s = path_s(inside, first[0], first[1])
+    host, nvme, storage = (_tier_bytes_per_s(graph, node.gpus, kind) for kind in _TIERS)
     far = spine = far_s = spine_s = 0.0
     if cluster.network is not None:
         graph = between(graph, _BETWEEN)
@@ -83,10 +93,22 @@ def _cut_levels(cluster: ClusterSpec) -> Levels:
         far_latency_s=far_s,
         spine_bytes_per_s=spine,
         spine_latency_s=spine_s,
+        host_bytes_per_s=host,
+        nvme_bytes_per_s=nvme,
+        storage_bytes_per_s=storage,
         leaf_gpus=leaf_nodes(cluster) * node.gpus,
         domain_gpus=node.domain_gpus,
         mesh_gpus=node.gpus if node.link_layout == "mesh" else 0,
     )
+
+
+def _tier_bytes_per_s(graph: Graph, gpus: int, kind: str) -> float:
+    """Returns bytes/s of each GPU of the first node towards a tier behind its host."""
+    tier = between(graph, frozenset({"gpu", "host", kind}))
+    node: list[Place] = [("gpu", r) for r in range(gpus)]
+    if (kind, 0) not in tier or ("host", 0) not in tier or not tier.has_edge(node[0], ("host", 0)):
+        return 0.0
+    return cut_bytes_per_s(tier, node, [(kind, 0)])
 
 
 def representative(cluster: ClusterSpec) -> ClusterSpec:

@@ -80,7 +80,7 @@ def test_a_curve_that_is_not_there_is_refused() -> None:
         collective_seconds(Collective.ALL_REDUCE, [1e6], group, cluster, NONE)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     node=st.sampled_from(node_type_names()),
     kind=st.sampled_from(list(Collective)),

@@ -100,6 +100,19 @@ def test_host_memory_disks_and_storage_are_in_the_graph() -> None:
     assert graph.edges[("gpu", 9), ("host", 1)]["capacity"] == 63e9
     assert graph.edges[("host", 1), ("host_memory", 1)]["capacity"] == 614e9
     assert graph.edges[("host", 0), ("nvme", 0)]["capacity"] == pytest.approx(8 * 3.1e9)
+    found = levels(cluster)
+    assert found.host_bytes_per_s == 63e9  # eight of them stay below 614 GB/s of memory
+    assert found.nvme_bytes_per_s == pytest.approx(3.1e9)
+    assert found.storage_bytes_per_s == 0.0
+
+
+def test_gpus_share_the_memory_of_their_host() -> None:
+    data = cluster_of("hgx_h100", 16).to_data()
+    data["node"]["host_memory_bandwidth"] = "200 GB/s"
+    link = {"name": "s", "bandwidth": "2 GB/s", "latency": "1 ms", "source": "test"}
+    found = levels(ClusterSpec.model_validate(data | {"storage": link}))
+    assert found.host_bytes_per_s == pytest.approx(200e9 / 8)
+    assert found.storage_bytes_per_s == pytest.approx(2e9)
 
 
 def test_an_oversubscribed_spine_slows_what_crosses_it() -> None:
