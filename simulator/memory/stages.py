@@ -89,11 +89,11 @@ def state_bytes(
     """Returns weights, gradients and optimizer_state by (pp, C), and what of it is on the host.
 
     Weights are cut from ZeRO stage 3 on, gradients from 2, optimizer state from 1. Buffers
-    are never cut. A plan may keep its shards of any of them in host memory.
+    are never cut, weights beside adapters as others are. A plan may keep its shards of any
+    of them in host memory.
     """
     precision = scenario.workload.precision
     shards = zero_shards(axes)
-    buffers = params.held - params.dense - params.expert
 
     def cut(stage: int) -> tuple[Array, Array, Array]:
         dense, expert = (np.where(axes.zero_stage >= stage, s, 1.0) for s in shards)
@@ -109,15 +109,35 @@ def state_bytes(
     state = optimizer_bytes(scenario, dense1, matrix1, expert1)
     weights = (dense3 + expert3) * DTYPE_BYTES[precision.weights]
     gradients = (dense2 + expert2) * DTYPE_BYTES[precision.gradients]
-    fixed = buffers * DTYPE_BYTES[precision.weights]
     away = {
         "weights": (axes.parameter_offload > 0, weights),
         "gradients": (axes.gradient_offload > 0, gradients),
         "optimizer_state": (axes.optimizer_offload > 0, state),
     }
     here = {name: np.where(on, 0.0, nbytes) for name, (on, nbytes) in away.items()}
-    here["weights"] = here["weights"] + fixed
+    here["weights"] = here["weights"] + _untrained_bytes(scenario, axes, params, shards[0])
     return here, np.asarray(sum(np.where(on, nbytes, 0.0) for on, nbytes in away.values()))
+
+
+def _untrained_bytes(
+    scenario: Scenario, axes: Candidates, params: ParamCounts, shards: Array
+) -> Array:
+    """Returns the bytes of buffers, or of all weights where adapters alone are trained.
+
+    Tables keep the weights' format where frozen matrices have one of their own.
+    """
+    workload, model = scenario.workload, scenario.model
+    width = DTYPE_BYTES[workload.precision.weights]
+    numbers = params.held - params.dense - params.expert
+    if workload.lora_rank is None:
+        return np.asarray(numbers * width)
+    tables = np.zeros(numbers.shape)
+    for stage in (0, -1):
+        tables[stage] += model.vocab_size * model.hidden_size / axes.tp
+    tables = np.minimum(tables, numbers)
+    stored = DTYPE_BYTES[workload.precision.frozen_weights or workload.precision.weights]
+    whole = (numbers - tables) * stored + tables * width
+    return np.asarray(np.ceil(whole / np.where(axes.zero_stage >= 3, shards, 1.0)))
 
 
 def optimizer_bytes(scenario: Scenario, dense: Array, dense_matrix: Array, expert: Array) -> Array:
