@@ -112,8 +112,6 @@ def _too_fast(scenario: Scenario, plan: ParallelPlan, measured_step_s: float | N
     if work.lora_rank is not None:
         flops *= 2 / 3  # frozen weights have no gradients of their own
     dtype = {"same": work.precision.compute, "nvfp4": "fp4"}.get(work.precision.gemm, "fp8")
-    peak = max(
-        gpu.peak_flops_per_s.get(d, 0.0)
-        for d in (dtype, work.precision.compute)  # type: ignore[call-overload]
-    )
-    return flops / (measured_step_s * plan.world_size) > BEST_SHARE_OF_PEAK * peak > 0
+    peaks = {str(name): value for name, value in gpu.peak_flops_per_s.items()}
+    peak = max(peaks.get(name, 0.0) for name in (dtype, work.precision.compute))
+    return bool(flops / (measured_step_s * plan.world_size) > BEST_SHARE_OF_PEAK * peak > 0)
