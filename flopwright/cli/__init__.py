@@ -25,10 +25,14 @@ VERBS: Final[dict[str, str]] = {
     "dashboard": "Open the dashboard in a browser.",
     "demo": "Run the whole loop on this machine.",
     "generate": "Write text with a checkpoint of a run.",
+    "import": "Read a running job's configuration into a plan file.",
     "import-model": "Read a Hugging Face config.json into a model file.",
     "schema": "Print the JSON Schema of a file kind, for editors.",
     "doctor": "Say what is installed and which verbs work here.",
 }
+
+# Verbs whose name is no name in Python.
+_MODULES: Final = {"import": "import_run"}
 
 
 class _LazyGroup(typer.core.TyperGroup):
@@ -40,7 +44,7 @@ class _LazyGroup(typer.core.TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
-        name = cmd_name.replace("-", "_")
+        name = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
         module = importlib.import_module(f"flopwright.cli.{name}")
         app = typer.Typer(
             add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False

@@ -34,27 +34,7 @@ def import_model(
     from flopwright.spec.parameters import num_active_params, num_params
 
     imported = import_config(config, name)
-    if out.exists() and not force:
-        raise InputError(
-            Violation(
-                file=str(out),
-                rule="the file exists",
-                nearest_fix="name another, or give --force",
-            )
-        )
-    text = dump_yaml(imported.spec)
-    temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(out)
-    except OSError as error:
-        raise InputError(
-            Violation(file=str(out), rule=f"cannot write the file: {error.strerror}")
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    write_new(out, dump_yaml(imported.spec), force=force)
     spec, total, active = (
         imported.spec,
         num_params(imported.spec),
@@ -75,3 +55,31 @@ def import_model(
     )
     for note in imported.notes:
         typer.echo(f"  left out: {note}")
+
+
+def write_new(out: Path, text: str, *, force: bool) -> None:
+    """Writes a file whole or not at all.
+
+    Raises:
+        InputError: it exists (without `force`) or cannot be written.
+    """
+    if out.exists() and not force:
+        raise InputError(
+            Violation(
+                file=str(out),
+                rule="the file exists",
+                nearest_fix="name another, or give --force",
+            )
+        )
+    temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(out)
+    except OSError as error:
+        raise InputError(
+            Violation(file=str(out), rule=f"cannot write the file: {error.strerror}")
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

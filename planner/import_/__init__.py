@@ -1,0 +1,1 @@
+"""Configurations of running jobs, read into a scenario and a plan."""
