@@ -323,6 +323,7 @@ class ShardShape:
         dtype: compute dtype name; weights and activations have its width.
         attention_kernel: "flash", or "unfused": scores are written, read and kept.
         pad_vocab_to: a tp rank's part of the vocabulary is padded to a multiple of it.
+        expert_load: rows that the busiest rank's experts take over the mean.
     """
 
     micro_batch_size: ArrayLike = 1
@@ -336,6 +337,7 @@ class ShardShape:
     ulysses: ArrayLike = False
     attention_kernel: str = "flash"
     pad_vocab_to: int = 1
+    expert_load: ArrayLike = 1
 
     @property
     def tokens(self) -> Array:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flopwright.errors import Violation, nearest_divisors
 from flopwright.plan.parallel import MAX_MICROBATCHES, ParallelPlan, plan_violations
+from flopwright.simulator.training import finer_rules as finer
 from flopwright.simulator.training.candidates import RECOMPUTES, Candidates
 from flopwright.simulator.training.schedule_rules import (
     chunks_fit,
@@ -214,6 +215,55 @@ RULES: Final[tuple[Rule, ...]] = (
         shape=True,
     ),
     Rule(
+        name="expert_shards",
+        field="parallel.etp",
+        reason="ep*etp must divide dp_shard*cp*tp, and etp the experts' inner width",
+        holds=lambda c, s: finer.expert_shards_fit(c, s.model),
+        shape=True,
+    ),
+    Rule(
+        name="tokens_sent_once",
+        field="parallel.sequence_parallel",
+        reason="without sequence parallelism tp ranks would each send all tokens to the experts",
+        holds=lambda c, s: finer.tokens_are_sent_once(c, s.model),
+        shape=True,
+    ),
+    Rule(
+        name="ulysses_heads",
+        field="parallel.cp",
+        reason="ulysses: cp must divide the heads of a tp rank",
+        holds=lambda c, s: finer.heads_can_be_exchanged(c, s.model),
+        shape=True,
+    ),
+    Rule(
+        name="recompute_lists",
+        field="parallel.recompute_tags",
+        reason="known groups, with the recompute policy selective",
+        holds=lambda c, s: finer.recompute_lists_are_read(c),
+        shape=True,
+    ),
+    Rule(
+        name="recompute_depth",
+        field="parallel.recompute_layers",
+        reason="only the recompute policy full reads it",
+        holds=lambda c, s: finer.recompute_depth_is_read(c),
+        shape=True,
+    ),
+    Rule(
+        name="gradient_shards_move",
+        field="parallel.gradient_offload",
+        reason="needs zero_stage 2 or 3 and optimizer_offload",
+        holds=lambda c, s: finer.gradients_can_move(c),
+        shape=True,
+    ),
+    Rule(
+        name="weight_shards_move",
+        field="parallel.parameter_offload",
+        reason="needs zero_stage 3",
+        holds=lambda c, s: finer.weights_can_move(c),
+        shape=True,
+    ),
+    Rule(
         name="all_gpus",
         field="parallel.world_size",
         reason="dp*tp*cp*pp must use every GPU of the cluster (objective time)",
@@ -232,7 +282,9 @@ RULES: Final[tuple[Rule, ...]] = (
         name="sequence_shards",
         field="parallel.tp",
         reason="cp*tp must divide seq_len: sequence parallelism cuts the tokens",
-        holds=lambda c, s: np.asarray(s.workload.seq_len % (c.cp * c.tp) == 0),
+        holds=lambda c, s: np.asarray(
+            s.workload.seq_len % (c.cp * np.where(c.sequence_parallel > 0, c.tp, 1)) == 0
+        ),
         fix=lambda p, s: _near(p.tp, s.workload.seq_len // p.cp),
     ),
     Rule(
@@ -275,7 +327,8 @@ RULES: Final[tuple[Rule, ...]] = (
         field="parallel.activation_offload",
         reason="offloading needs the cluster's node.host_link",
         holds=lambda c, s: np.asarray(
-            (c.activation_offload + c.optimizer_offload == 0) | _has_host_link(s)
+            (c.activation_offload + c.optimizer_offload + c.parameter_offload == 0)
+            | _has_host_link(s)
         ),
         fix=lambda p, s: "give node.host_link, or turn the offloads off",
     ),

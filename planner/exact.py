@@ -96,7 +96,7 @@ def _durations(costs: list[PipelineCosts]) -> Durations:
         backward_s=joined(lambda c: c.backward_s),
         send_s=joined(lambda c: c.send_s),
         reduce_s=joined(lambda c: c.end.reduce_s),
-        step_s=joined(lambda c: c.end.update_s + c.end.offload_s + c.end.gather_s),
+        step_s=joined(lambda c: c.end.tail_s),
         norm_s=joined(lambda c: np.asarray(c.end.norm_s)),
     )
 

@@ -53,6 +53,7 @@ _CLASS_WORDS: Final = {
     "backward": "backward compute",
     "recompute": "recomputation",
     "tp_comm": "tensor-parallel communication",
+    "cp_comm": "context-parallel communication",
     "ep_comm": "expert exchange",
     "pp_comm": "pipeline transfers",
     "dp_comm": "gradient reduction and weight gathering",

@@ -18,15 +18,20 @@ from numpy.typing import NDArray
 from flopwright.errors import InputError, Violation, did_you_mean, divisors
 from flopwright.plan.parallel import even_split
 from flopwright.planner.constraints import RULES, broken_rules, legal, violations
-from flopwright.simulator.training.candidates import RECOMPUTES, SCHEDULES, Candidates
+from flopwright.simulator.training.candidates import CONTEXTS, RECOMPUTES, SCHEDULES, Candidates
 from flopwright.spec.cluster import MAX_GPUS, NodeSpec
+from flopwright.spec.model import MAX_LAYERS
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.workload import MAX_BATCH
 
 MAX_VPP: Final = 4
 # Points of the raw product: more would not fit in memory.
 MAX_POINTS: Final = 10_000_000
-_RANGES: Final = {"zero_stage": (0, 3), "micro_batch_size": (1, MAX_BATCH)}
+_RANGES: Final = {
+    "zero_stage": (0, 3),
+    "micro_batch_size": (1, MAX_BATCH),
+    "recompute_layers": (0, MAX_LAYERS),
+}
 MAX_MICRO_BATCH_SIZE: Final = 16
 Fixed = Mapping[str, int | str | bool]
 Ints = NDArray[np.int64]
@@ -46,6 +51,15 @@ _AXES: Final = (
     "split",
     "world",
 )
+# Fields that the search leaves at their defaults unless they are fixed.
+_BESIDE: Final = (
+    "etp",
+    "sequence_parallel",
+    "context_parallel",
+    "recompute_layers",
+    "gradient_offload",
+    "parameter_offload",
+)
 FIXABLE: Final = (
     "tp",
     "pp",
@@ -61,6 +75,7 @@ FIXABLE: Final = (
     "fp8_activations",
     "activation_offload",
     "optimizer_offload",
+    *_BESIDE,
 )
 
 
@@ -106,7 +121,11 @@ def rule_counts(scenario: Scenario, fixed: Fixed | None = None) -> dict[str, int
 
 def _checked(fixed: Fixed) -> dict[str, int]:
     found, out = [], {}
-    choices: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "schedule": SCHEDULES}
+    choices: dict[str, tuple[str, ...]] = {
+        "recompute": RECOMPUTES,
+        "schedule": SCHEDULES,
+        "context_parallel": CONTEXTS,
+    }
     for name, value in fixed.items():
         if name not in FIXABLE:
             found.append(
@@ -207,6 +226,7 @@ def _product(scenario: Scenario, fixed: dict[str, int]) -> Candidates:
     values = _axis_values(scenario, fixed)
     grid = np.meshgrid(*(np.array(values[n], np.int64) for n in _AXES), indexing="ij")
     axes = {name: column.ravel() for name, column in zip(_AXES, grid, strict=True)}
+    axes |= {n: np.full_like(axes["tp"], fixed[n]) for n in _BESIDE if n in fixed}
     axes, layouts = _with_layouts(axes, scenario.model.num_layers)
     world = axes.pop("world")
     model_ranks = axes["tp"] * axes["pp"] * axes["cp"]

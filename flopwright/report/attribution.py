@@ -14,6 +14,7 @@ _PRIORITY = (
     "recompute",
     "optimizer",
     "tp_comm",
+    "cp_comm",
     "ep_comm",
     "pp_comm",
     "dp_comm",
@@ -28,7 +29,26 @@ def exposed_time(events: Iterable[TraceEvent], rank: int, step_time_s: float) ->
     A moment in which several events run belongs to the class of highest priority, so that
     communication behind compute is not counted.
     """
-    mine = [e for e in events if e.rank == rank and e.end_s > e.start_s]
+    return _exposed([e for e in events if e.rank == rank], step_time_s)
+
+
+def exposed_by_rank(
+    events: Iterable[TraceEvent], step_time_s: float
+) -> dict[int, dict[str, float]]:
+    """Returns `exposed_time` of every rank that has events, by rank in their order."""
+    mine: dict[int, list[TraceEvent]] = {}
+    for event in events:
+        mine.setdefault(event.rank, []).append(event)
+    return {rank: _exposed(mine[rank], step_time_s) for rank in sorted(mine)}
+
+
+def busy_time(exposed: dict[str, float]) -> float:
+    """Returns the seconds in which a rank did something: all but "idle"."""
+    return sum(seconds for cls, seconds in exposed.items() if cls != "idle")
+
+
+def _exposed(events: list[TraceEvent], step_time_s: float) -> dict[str, float]:
+    mine = [e for e in events if e.end_s > e.start_s]
     edges = sorted(
         {
             0.0,

@@ -11,6 +11,7 @@ TIME_COLOURS: Final = {
     "recompute": "#8f2d56",
     "optimizer": "#5b8c5a",
     "tp_comm": "#9bc4e2",
+    "cp_comm": "#6fb0dc",
     "ep_comm": "#4a90c2",
     "pp_comm": "#1f5f8b",
     "dp_comm": "#123a5a",

@@ -29,6 +29,7 @@ TIME_CLASSES = (
     "backward",
     "recompute",
     "tp_comm",
+    "cp_comm",
     "ep_comm",
     "pp_comm",
     "dp_comm",

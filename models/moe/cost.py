@@ -1,9 +1,10 @@
-"""What a mixture-of-experts block costs and keeps, at balanced load.
+"""What a mixture-of-experts block costs and keeps.
 
 A rank sends tokens / tp * top_k rows; every rank of the expert group does, and num_experts
 / ep experts live here, so as many rows arrive. Where etp ranks cut each expert, they gather
-the rows that arrived at each of them, and reduce-scatter the results. Its input is kept by
-the layer.
+the rows that arrived at each of them, and reduce-scatter the results. Where experts are
+not chosen evenly, the rows that arrive are those of the busiest rank (expert_load times the
+mean): all others wait for it. Its input is kept by the layer.
 """
 
 from __future__ import annotations
@@ -105,18 +106,20 @@ def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None
     _router(cost, moe, hidden, local)
     t, k, dtype, m = local.shard_tokens, moe.top_k, local.dtype, moe.expert_intermediate_size
     experts, cut = moe.num_experts / local.ep, local.etp
+    load = np.asarray(local.shape.expert_load, float)
     row_bytes = t * k * hidden * local.width
-    rows, inner = t * k * cut, m / cut
+    arrived = row_bytes * load
+    rows, inner = t * k * cut * load, m / cut
     cost.saved("order", t * k * _INDEX_BYTES)
     cost.saved("place", t * k * _INDEX_BYTES)
     permute(cost, "permute", tokens=t, top_k=k, width=hidden, dtype=dtype)
     for name in ("dispatch", "combine"):
         for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT):
             _exchange(cost, name, phase, row_bytes, local)
-            _regroup(cost, f"{name}.regroup", phase, row_bytes, local)
-    _share_rows(cost, row_bytes, local)
+            _regroup(cost, f"{name}.regroup", phase, arrived, local)
+    _share_rows(cost, arrived, local)
     cost.saved("experts.counts", experts * _INDEX_BYTES)
-    cost.saved("experts.input", row_bytes * cut, fp8=True)
+    cost.saved("experts.input", arrived * cut, fp8=True)
     grouped_gemm(
         cost, "experts.gate_up_proj", rows=rows, experts=experts, k=hidden, n=2 * inner,
         dtype=dtype,

@@ -11,6 +11,7 @@ FAMILIES: Final = {
     "recompute": "compute",
     "optimizer": "compute",
     "tp_comm": "communication",
+    "cp_comm": "communication",
     "ep_comm": "communication",
     "pp_comm": "communication",
     "dp_comm": "communication",

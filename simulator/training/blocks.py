@@ -9,48 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flopwright.models.temporaries.cost import backward_moments, fullest
 from flopwright.models.transformer.cost import layer_cost
-from flopwright.ops import Array, BlockCost, Collective, CommTable, Phase, ShardShape
-from flopwright.plan.parallel import SELECTIVE_TAGS
+from flopwright.ops import Array, BlockCost, CommTable, OpKind, Phase
 from flopwright.simulator.calibration.model import Calibration
-from flopwright.simulator.collectives.times import collective_seconds
-from flopwright.simulator.collectives.topology import GroupShape, group_shape
 from flopwright.simulator.memory.parameters import ParamCounts, param_counts
 from flopwright.simulator.operators.times import op_seconds
-from flopwright.simulator.training.candidates import RECOMPUTES, Candidates, distinct
-from flopwright.simulator.training.layers import is_transformer_layer, representatives
+from flopwright.simulator.training.combos import ShardCombos, shard_shape
+from flopwright.simulator.training.combos import shard_combos as shard_combos
+from flopwright.simulator.training.kernels import kernel_classes, scaled_seconds
+from flopwright.simulator.training.layer_comms import CommSeconds, comm_seconds
+from flopwright.simulator.training.layers import representatives
+from flopwright.simulator.training.lora import trained_counts, with_adapters
 from flopwright.simulator.training.optimizer import muon_seconds
-from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.simulator.training.recipes import with_recipe
+from flopwright.simulator.training.recompute import Policy, exchanged_again, kept, run_again
 from flopwright.spec.scenario import Scenario
 
-# Time class of the collectives of a layer; context parallelism counts with tensor parallelism.
-COMM_CLASSES = {"tp": "tp_comm", "cp": "tp_comm", "ep": "ep_comm"}
 _BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardCombos:
-    """The distinct (micro_batch_size, tp, ep, cp) of the candidates; `index` maps back."""
-
-    micro_batch_size: Array
-    tp: Array
-    ep: Array
-    cp: Array
-    index: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.tp)
-
-
-def shard_combos(candidates: Candidates) -> ShardCombos:
-    """Returns the distinct shard shapes and, for each candidate, which one it has."""
-    c = candidates
-    first, index = distinct(c.micro_batch_size, c.tp, c.ep, c.cp)
-    mbs, tp, ep, cp = (a[first].astype(float) for a in (c.micro_batch_size, c.tp, c.ep, c.cp))
-    return ShardCombos(micro_batch_size=mbs, tp=tp, ep=ep, cp=cp, index=index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +35,12 @@ class BlockTable:
     """One layer kind, one micro-batch, one rank. U combinations, R recompute policies.
 
     Attributes:
-        forward: exposed seconds by time class, each (U,).
-        backward: exposed seconds by time class, recompute included, each (R, U).
+        forward, backward, weight: seconds of compute, (U,); the last is the part of backward
+            that makes weight gradients.
+        recompute: seconds of what runs again, (R, U).
+        comm_forward, comm_backward: seconds of collectives by class, nothing hidden, (U,) and
+            with what a policy repeats (R, U).
+        kernels: seconds of forward, backward and recompute by kernel class, (R, U).
         comm_bytes: payload by group, each (R, U).
         flops: executed (R, U).
         saved_bytes, saved_fp8_bytes: kept from forward to backward, (R, U); the second part
@@ -70,8 +51,13 @@ class BlockTable:
             rank that held them alone, (U,).
     """
 
-    forward: dict[str, Array]
-    backward: dict[str, Array]
+    forward: Array
+    backward: Array
+    weight: Array
+    recompute: Array
+    comm_forward: dict[str, Array]
+    comm_backward: dict[str, Array]
+    kernels: dict[str, Array]
     comm_bytes: dict[str, Array]
     flops: Array
     saved_bytes: Array
@@ -97,198 +83,142 @@ def price_blocks(scenario: Scenario, combos: ShardCombos, calibration: Calibrati
     Raises:
         InputError: an operator of a class or dtype that nothing prices.
     """
-    precision, model = scenario.workload.precision, scenario.model
-    shape = ShardShape(
-        micro_batch_size=combos.micro_batch_size,
-        seq_len=scenario.workload.seq_len,
-        tp=combos.tp,
-        ep=combos.ep,
-        cp=combos.cp,
-        dtype=precision.compute,
-    )
     tables, notes = {}, dict[str, None]()
-    for kind, layer in representatives(model).items():
-        cost = layer_cost(model, layer, shape, len(combos))
-        table, found = _price(scenario, combos, calibration, kind, cost)
-        params = param_counts(model, layer, combos.tp, combos.ep)
-        whole, cut, expert = muon_seconds(scenario, layer, calibration)
-        update = (whole + cut / combos.tp, expert / combos.ep)
-        boundary = _boundary_bytes(scenario, shape)
-        moments = fullest(backward_moments(model, layer, shape, len(combos)))
-        tables[kind] = _table(table, cost, kind, boundary, moments, params, update)
+    for kind, layer in representatives(scenario.model).items():
+        block = _Block(scenario, combos, calibration, kind, layer)
+        table, found = block.table()
+        tables[kind] = table
         notes.update(dict.fromkeys(found))
     return Blocks(tables, tuple(notes))
 
 
-def _boundary_bytes(scenario: Scenario, shape: ShardShape) -> Array:
-    """Returns the bytes of the hidden states between layers; tp ranks hold a slice each."""
-    width = DTYPE_BYTES[scenario.workload.precision.compute]
-    return np.asarray(
-        shape.tokens * scenario.model.hidden_size * width / np.asarray(shape.tp, float)
-    )
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One kind of layer on its way to a table."""
 
+    scenario: Scenario
+    combos: ShardCombos
+    calibration: Calibration
+    kind: str
+    layer: int
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
-    """Seconds of a layer by what they are for; forward and backward collectives by class."""
+    def table(self) -> tuple[BlockTable, tuple[str, ...]]:
+        """Returns the table, and what it assumes."""
+        combos, spec = self.combos, self.scenario.model
+        shape = shard_shape(self.scenario, combos, self.calibration)
+        cost = self._cost(layer_cost(spec, self.layer, shape, len(combos)))
+        again = [run_again(cost, p.of(self.kind), self.kind) for p in combos.policies]
+        comms = comm_seconds(self.scenario, combos, self.calibration, cost.comms)
+        seconds, notes = self._seconds(cost)
+        saved = self._saved(cost)
+        everything = saved[0][0] + saved[0][1]
+        whole, cut, expert = muon_seconds(self.scenario, self.layer, self.calibration)
+        moments = backward_moments(spec, self.layer, shape, len(combos))
+        return BlockTable(
+            **self._compute(cost, seconds, again),
+            comm_forward=comms.forward,
+            comm_backward=self._repeated(comms, cost),
+            kernels=self._kernels(cost, seconds, again),
+            comm_bytes=self._comm_bytes(cost),
+            flops=self._flops(cost, again),
+            saved_bytes=np.stack([k[0] for k in saved]),
+            saved_fp8_bytes=np.stack([k[1] for k in saved]),
+            recomputed_bytes=np.stack([np.maximum(everything - a - b, 0) for a, b in saved]),
+            temporary_bytes=fullest(moments),
+            params=self._params(),
+            muon_dense_s=whole + cut / combos.tp,
+            muon_expert_s=expert / combos.ep,
+        ), (*notes, *comms.assumptions)
 
-    forward: Array
-    selective: Array
-    full: Array
-    backward: Array
-    comm_forward: dict[str, Array]
-    comm_backward: dict[str, Array]
+    def _cost(self, cost: BlockCost) -> BlockCost:
+        """Returns the block as the workload trains it: adapters, and products in a format."""
+        workload = self.scenario.workload
+        precision = workload.precision
+        cost = with_adapters(cost, workload.lora_rank, precision.compute, self.kind)
+        return with_recipe(cost, precision.gemm, precision.compute, self.kind)
 
+    def _params(self) -> ParamCounts:
+        combos, spec = self.combos, self.scenario.model
+        ep = combos.ep * combos.etp
+        counts = param_counts(spec, self.layer, combos.tp, ep)
+        rank = self.scenario.workload.lora_rank
+        return trained_counts(spec, self.layer, counts, combos.tp, ep, rank)
 
-def _price(
-    scenario: Scenario, combos: ShardCombos, calibration: Calibration, kind: str, cost: BlockCost
-) -> tuple[_Times, tuple[str, ...]]:
-    times = op_seconds(cost.ops, scenario.cluster.node.gpu, calibration)
-    phase = cost.ops.phase
-    factor = calibration.factors.get
-    again = factor("recompute", factor("forward", 1.0))
-    forward_rows = phase == Phase.FORWARD
-    dropped = forward_rows & np.isin(cost.ops.tag, list(SELECTIVE_TAGS))
-    forward = times.seconds[forward_rows].sum(axis=0)
-    backward = times.seconds[np.isin(phase, _BACKWARD)].sum(axis=0)
-    comms, notes = {}, list(times.assumptions)
-    for name, phases, compute in (
-        ("forward", (Phase.FORWARD,), forward),
-        ("backward", _BACKWARD, backward),
-    ):
-        comms[name], found = _comm_seconds(scenario, combos, calibration, cost, phases, compute)
-        notes += found
-    return _Times(
-        forward=forward * factor("forward", 1.0),
-        selective=times.seconds[dropped].sum(axis=0) * again,
-        full=forward * again,
-        backward=backward * factor("backward", 1.0),
-        comm_forward=comms["forward"],
-        comm_backward=comms["backward"],
-    ), tuple(notes)
+    def _seconds(self, cost: BlockCost) -> tuple[Array, tuple[str, ...]]:
+        gpu = self.scenario.cluster.node.gpu
+        times = op_seconds(cost.ops, gpu, self.calibration)
+        classes = kernel_classes(cost.ops, self.kind)
+        scaled = scaled_seconds(times.seconds, cost.ops, classes, self.calibration)
+        return scaled, times.assumptions
 
+    def _compute(self, cost: BlockCost, seconds: Array, again: list[Array]) -> dict[str, Array]:
+        """Returns seconds of compute with the factors of their time classes."""
+        phase, factor = cost.ops.phase, self.calibration.factors.get
+        repeats = factor("recompute", factor("forward", 1.0))
+        weight = seconds[phase == Phase.BACKWARD_WEIGHT].sum(axis=0)
+        backward = seconds[np.isin(phase, _BACKWARD)].sum(axis=0)
+        return {
+            "forward": seconds[phase == Phase.FORWARD].sum(axis=0) * factor("forward", 1.0),
+            "backward": backward * factor("backward", 1.0),
+            "weight": weight * factor("backward", 1.0),
+            "recompute": np.stack([seconds[rows].sum(axis=0) for rows in again]) * repeats,
+        }
 
-def _comm_seconds(
-    scenario: Scenario,
-    combos: ShardCombos,
-    calibration: Calibration,
-    cost: BlockCost,
-    phases: tuple[Phase, ...],
-    compute_s: Array,
-) -> tuple[dict[str, Array], list[str]]:
-    """Returns exposed seconds by class: what is hidden is a share, and never more than compute."""
-    table, notes = cost.comms, list[str]()
-    out: dict[str, Array] = {}
-    for row in range(len(table)):
-        if Phase(table.phase[row]) not in phases:
-            continue
-        cls = COMM_CLASSES[table.group[row]]
-        times = collective_seconds(
-            Collective(table.collective[row]),
-            table.bytes[row],
-            layer_group(table.group[row], combos, scenario.cluster.node.domain_gpus),
-            scenario.cluster,
-            calibration,
-            _copies(scenario, table, row),
+    def _kernels(self, cost: BlockCost, seconds: Array, again: list[Array]) -> dict[str, Array]:
+        classes = np.array(kernel_classes(cost.ops, self.kind))
+        out = {}
+        for name in dict.fromkeys(classes.tolist()):
+            mine = classes == name
+            once = seconds[mine].sum(axis=0)
+            out[name] = np.stack([once + seconds[mine & rows].sum(axis=0) for rows in again])
+        return out
+
+    def _repeated(self, comms: CommSeconds, cost: BlockCost) -> dict[str, Array]:
+        """Returns the collectives of the backward, with those that a policy repeats, (R, U)."""
+        out = {
+            cls: np.stack([comms.backward.get(cls, 0.0 * s)] * len(self.combos.policies))
+            for cls, s in (comms.forward | comms.backward).items()
+        }
+        for r, rows in enumerate(self._exchanges(cost)):
+            for row in np.flatnonzero(rows):
+                out[comms.cls[row]][r] += comms.seconds[row]
+        return out
+
+    def _exchanges(self, cost: BlockCost) -> list[Array]:
+        policies = self.combos.policies
+        return [exchanged_again(cost, p.of(self.kind), self.kind) for p in policies]
+
+    def _saved(self, cost: BlockCost) -> list[tuple[Array, Array]]:
+        """Returns (other, FP8-storable) bytes that each policy keeps until the backward."""
+        return [self._kept(cost, p.of(self.kind)) for p in self.combos.policies]
+
+    def _kept(self, cost: BlockCost, policy: Policy) -> tuple[Array, Array]:
+        lives = cost.lives
+        if policy.name == "full":
+            boundary = next(i for i, n in enumerate(lives.name) if n == "input")
+            return lives.bytes[boundary], np.zeros(len(self.combos))
+        mine = kept(cost, policy, self.kind)
+        return lives.bytes[mine & ~lives.fp8].sum(axis=0), lives.bytes[mine & lives.fp8].sum(
+            axis=0
         )
-        notes += times.assumptions
-        out[cls] = out.get(cls, np.zeros(len(combos))) + times.seconds * table.count[row]
-    for cls, seconds in out.items():
-        hidden = np.minimum(calibration.hidden_share.get(cls, 0.0) * seconds, compute_s)
-        out[cls] = (seconds - hidden) * calibration.factors.get(cls, 1.0)
-    return out, notes
 
+    def _comm_bytes(self, cost: BlockCost) -> dict[str, Array]:
+        comms: CommTable = cost.comms
+        repeats = np.stack(self._exchanges(cost)).astype(float)
+        out: dict[str, Array] = {}
+        for row in range(len(comms)):
+            once = comms.bytes[row] * comms.count[row]
+            rows = once * (1 + repeats[:, row])[:, None]
+            out[comms.group[row]] = out.get(comms.group[row], np.zeros(rows.shape)) + rows
+        return out
 
-def layer_group(name: str, combos: ShardCombos, gpus_per_node: int) -> GroupShape:
-    """Returns how a layer's group lies on the nodes (rank order of plan/mesh.py)."""
-    one = np.ones(len(combos))
-    size, stride = {
-        "tp": (combos.tp, one),
-        "cp": (combos.cp, combos.tp),
-        "ep": (combos.ep, one),
-    }[name]
-    return group_shape(size, stride, gpus_per_node)
-
-
-def _copies(scenario: Scenario, table: CommTable, row: int) -> int | None:
-    """Returns how many copies of a token an expert exchange sends, where nodes are spared them."""
-    moe = scenario.model.moe
-    exchange = table.collective[row] == Collective.ALL_TO_ALL and table.group[row] == "ep"
-    if moe is None or not exchange or scenario.cluster.node.gpu.kind == "cpu":
-        return None
-    return moe.top_k
-
-
-def _table(
-    times: _Times,
-    cost: BlockCost,
-    kind: str,
-    boundary_bytes: Array,
-    temporary_bytes: Array,
-    params: ParamCounts,
-    muon_s: tuple[Array, Array],
-) -> BlockTable:
-    """Lays the policies out: none, selective, full (only transformer layers are recomputed)."""
-    layer = is_transformer_layer(kind)
-    zero = np.zeros_like(times.forward)
-    again = {"none": zero, "selective": times.selective, "full": times.full}
-    backward = {
-        "backward": np.stack([times.backward] * len(RECOMPUTES)),
-        "recompute": np.stack([again[r] if layer or r != "full" else zero for r in RECOMPUTES]),
-    }
-    for cls in {*times.comm_forward, *times.comm_backward}:
-        repeated = times.comm_forward.get(cls, zero)
-        backward[cls] = np.stack(
-            [
-                times.comm_backward.get(cls, zero) + (repeated if r == "full" and layer else 0)
-                for r in RECOMPUTES
-            ]
-        )
-    kept = [
-        _saved(cost, r if layer or r != "full" else "none", boundary_bytes) for r in RECOMPUTES
-    ]
-    full = kept[0][0] + kept[0][1]
-    return BlockTable(
-        forward={"forward": times.forward, **times.comm_forward},
-        backward=backward,
-        comm_bytes=_comm_bytes(cost.comms, layer),
-        flops=_flops(cost, layer),
-        saved_bytes=np.stack([k[0] for k in kept]),
-        saved_fp8_bytes=np.stack([k[1] for k in kept]),
-        recomputed_bytes=np.stack([np.maximum(full - a - b, 0) for a, b in kept]),
-        temporary_bytes=temporary_bytes,
-        params=params,
-        muon_dense_s=muon_s[0],
-        muon_expert_s=muon_s[1],
-    )
-
-
-def _saved(cost: BlockCost, recompute: str, boundary_bytes: Array) -> tuple[Array, Array]:
-    """Returns (other, FP8-storable) bytes that a policy keeps from forward to backward."""
-    lives = cost.lives
-    if recompute == "full":
-        return boundary_bytes, np.zeros_like(boundary_bytes)
-    kept = np.ones(len(lives), bool)
-    if recompute == "selective":
-        kept = ~np.isin(lives.tag, list(SELECTIVE_TAGS))
-    kept &= np.array([c == "activation" for c in lives.cls], bool)
-    return lives.bytes[kept & ~lives.fp8].sum(axis=0), lives.bytes[kept & lives.fp8].sum(axis=0)
-
-
-def _comm_bytes(comms: CommTable, layer: bool) -> dict[str, Array]:
-    out: dict[str, Array] = {}
-    for row in range(len(comms)):
-        once = comms.bytes[row] * comms.count[row]
-        twice = Phase(comms.phase[row]) is Phase.FORWARD and layer
-        rows = np.stack([once * (2 if r == "full" and twice else 1) for r in RECOMPUTES])
-        out[comms.group[row]] = out.get(comms.group[row], np.zeros(rows.shape)) + rows
-    return out
-
-
-def _flops(cost: BlockCost, layer: bool) -> Array:
-    once = cost.ops.flops * cost.ops.count
-    forward = cost.ops.phase == Phase.FORWARD
-    selective = forward & np.isin(cost.ops.tag, list(SELECTIVE_TAGS))
-    again = {"none": 0.0, "selective": once[selective].sum(axis=0)}
-    again["full"] = once[forward].sum(axis=0) if layer else 0.0
-    return np.stack([once.sum(axis=0) + again[r] for r in RECOMPUTES])
+    def _flops(self, cost: BlockCost, again: list[Array]) -> Array:
+        """Returns executed FLOPs, those of the mean rank where experts are uneven, (R, U)."""
+        once = cost.ops.flops * cost.ops.count
+        if self.scenario.workload.expert_load.kind == "power_law":
+            load = np.asarray(
+                shard_shape(self.scenario, self.combos, self.calibration).expert_load
+            )
+            grouped = (cost.ops.kind == OpKind.GROUPED_GEMM)[:, None]
+            once = np.where(grouped, once / load, once)
+        return np.stack([once.sum(axis=0) + once[rows].sum(axis=0) for rows in again])

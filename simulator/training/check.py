@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from flopwright.errors import InputError, Violation
 from flopwright.plan.parallel import MAX_MICROBATCHES
+from flopwright.simulator.training import finer_rules as rules_of
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.schedule_rules import (
     chunks_fit,
@@ -54,6 +55,19 @@ def check_candidates(scenario: Scenario, candidates: Candidates) -> None:
         ("world_size", world > scenario.cluster.num_gpus, too_many),
         ("num_microbatches", m > MAX_MICROBATCHES,
          f"a rank runs at most {MAX_MICROBATCHES} micro-batches a step"),
+        ("etp", ~rules_of.expert_shards_fit(c, model),
+         "ep*etp must divide dp_shard*cp*tp, and etp the experts' inner width"),
+        ("sequence_parallel", ~rules_of.tokens_are_sent_once(c, model),
+         "tp ranks would each send all tokens to the experts"),
+        ("cp", ~rules_of.heads_can_be_exchanged(c, model),
+         "ulysses: must divide the heads of a tp rank"),
+        ("recompute_tags", ~rules_of.recompute_lists_are_read(c),
+         "known groups, with the recompute policy selective"),
+        ("recompute_layers", ~rules_of.recompute_depth_is_read(c),
+         "only the recompute policy full reads it"),
+        ("gradient_offload", ~rules_of.gradients_can_move(c),
+         "needs zero_stage 2 or 3 and optimizer_offload"),
+        ("parameter_offload", ~rules_of.weights_can_move(c), "needs zero_stage 3"),
         ("layers_per_stage", _bad_layouts(c, model.num_layers),
          f"needs pp*vpp entries that sum to num_layers ({model.num_layers})"),
     )  # fmt: skip

@@ -7,7 +7,8 @@ replays its lowered list.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,21 @@ from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.memory.stages import SavedByChunk, StageMemory, stage_memory
 from flopwright.simulator.training.blocks import Blocks, ShardCombos, price_blocks, shard_combos
-from flopwright.simulator.training.candidates import SCHEDULES, Candidates, Ints, distinct
+from flopwright.simulator.training.candidates import (
+    RECOMPUTES,
+    SCHEDULES,
+    Candidates,
+    Ints,
+    distinct,
+)
 from flopwright.simulator.training.check import check_candidates
 from flopwright.simulator.training.closed_form import stage_end_seconds
+from flopwright.simulator.training.durations import pair_seconds
 from flopwright.simulator.training.stages import PipelineCosts, pipeline_costs
 from flopwright.spec.scenario import Scenario
+
+# Schedules that run a forward and a backward as a pair.
+_PAIRED: Final = frozenset({"dualpipe_v", "interleaved_1f1b_overlap"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +86,19 @@ def evaluate(
 
 
 def same_pipeline(candidates: Candidates) -> Iterator[Ints]:
-    """Yields the indices of candidates that share pp, vpp, schedule and layout."""
+    """Yields the indices of candidates with one pp, vpp, schedule, layout and recompute depth."""
     c = candidates
     if not len(c):
         return
-    _, group = distinct(c.pp, c.vpp, c.schedule, c.layout)
+    _, group = distinct(c.pp, c.vpp, c.schedule, c.layout, c.recompute_layers, _whole(c))
     order = np.argsort(group, kind="stable")
     edges = np.flatnonzero(np.diff(group[order])) + 1
     yield from np.split(order, edges)
+
+
+def _whole(c: Candidates) -> Ints:
+    """Returns 1 where a recompute depth is given and holds: only the full policy has one."""
+    return ((c.recompute_layers >= 0) & (c.recompute == RECOMPUTES.index("full"))).astype(np.int64)
 
 
 def group_costs(
@@ -94,13 +110,7 @@ def group_costs(
     index: Ints,
 ) -> PipelineCosts:
     """Returns the costs of the candidates at `index`, which share one pipeline."""
-    mine = ShardCombos(
-        micro_batch_size=combos.micro_batch_size,
-        tp=combos.tp,
-        ep=combos.ep,
-        cp=combos.cp,
-        index=combos.index[index],
-    )
+    mine = replace(combos, index=combos.index[index])
     return pipeline_costs(scenario, candidates.take(index), mine, blocks, calibration)
 
 
@@ -144,7 +154,7 @@ class _Results:
             {k: np.zeros(count) for k in TIME_CLASSES},
             {k: np.zeros((stages, count)) for k in MEMORY_CLASSES},
             np.zeros(count),
-            {k: np.zeros(count) for k in ("tp", "cp", "ep", "pp", "dp")},
+            {k: np.zeros(count) for k in ("tp", "cp", "ep", "etp", "pp", "dp")},
         )
 
     def put(
@@ -193,9 +203,10 @@ def step_times(costs: PipelineCosts, m: Ints) -> tuple[Array, dict[str, Array], 
     end = costs.end
     own = {"dp_comm": end.reduce_s + end.gather_s, "optimizer": end.update_s}
     own["offload"] = end.offload_s
+    own["host"] = np.full(end.update_s.shape, end.host_s)
     for classes in (costs.forward, costs.backward):
         for name, seconds in classes.items():
-            total = m * seconds.reshape(costs.vpp, costs.pp, -1).sum(axis=0)
+            total = m * costs.pick.by_stage(seconds)
             own[name] = own.get(name, np.zeros(total.shape)) + total
     stage = np.asarray(sum(own.values())).argmax(axis=0)
     column = np.arange(len(m))
@@ -209,7 +220,35 @@ def step_times(costs: PipelineCosts, m: Ints) -> tuple[Array, dict[str, Array], 
 
 def _step_seconds(costs: PipelineCosts, m: Ints, hop_s: Array) -> Array:
     schedule = int(costs.candidates.schedule[0])
-    done = stage_end_seconds(schedule, costs.forward_s, costs.backward_s, hop_s, m, costs.pp)
+    done = stage_end_seconds(
+        schedule,
+        costs.forward_s,
+        costs.backward_s,
+        hop_s,
+        m,
+        costs.pp,
+        weight_s=costs.weight_s,
+        pair_saving_s=_pair_saving_s(costs),
+    )
     end = costs.end
-    tail = end.gather_s + end.update_s + end.offload_s
-    return np.asarray((done + end.reduce_s).max(axis=0) + end.norm_s + tail.max(axis=0))
+    ready = (done + end.reduce_s).max(axis=0) + end.norm_s
+    return np.asarray(ready + end.tail_s.max(axis=0))
+
+
+def _pair_saving_s(costs: PipelineCosts) -> Array | None:
+    """Returns by how much a forward and a backward run as a pair are shorter, at most, (pp, C).
+
+    Only the exchanges of experts hide behind the other's work.
+    """
+    if SCHEDULES[int(costs.candidates.schedule[0])] not in _PAIRED:
+        return None
+    f, b = costs.forward_s, costs.backward_s
+    zero = np.zeros_like(f)
+    out, in_ = costs.forward.get("ep_comm", zero), costs.backward.get("ep_comm", zero)
+    saving = np.zeros(costs.stages.shape[1:] + f.shape[1:])
+    for i in costs.stages:
+        for j in costs.stages:
+            apart = f[i] + b[j]
+            both = pair_seconds(f[i] - out[i], out[i], b[j] - in_[j], in_[j])
+            saving = np.maximum(saving, apart - both)
+    return saving

@@ -15,6 +15,7 @@ EMBEDDING: Final = "embedding"
 DENSE: Final = "dense"
 MOE: Final = "moe"
 HEAD: Final = "head"
+_PREDICTION: Final = "_mtp"  # a multi-token-prediction module, the head once more inside
 _WINDOWED: Final = "_window"  # the same layer, attending within a sliding window
 
 
@@ -23,8 +24,15 @@ def representatives(spec: ModelSpec) -> dict[str, int]:
     out = {EMBEDDING: EMBEDDING_LAYER}
     for layer in range(spec.num_layers):
         out.setdefault(kind_of(spec, layer), layer)
+    for layer in prediction_layers(spec):
+        out.setdefault(kind_of(spec, layer), layer)
     out[HEAD] = spec.num_layers
     return out
+
+
+def prediction_layers(spec: ModelSpec) -> range:
+    """Returns the layer numbers of the multi-token-prediction modules, behind the head's."""
+    return range(spec.num_layers + 1, spec.num_layers + 1 + spec.mtp_layers)
 
 
 def kind_of(spec: ModelSpec, layer: int) -> str:
@@ -34,6 +42,8 @@ def kind_of(spec: ModelSpec, layer: int) -> str:
     if layer == spec.num_layers:
         return HEAD
     kind = MOE if spec.is_moe_layer(layer) else DENSE
+    if layer > spec.num_layers:
+        return kind + _PREDICTION
     return kind if spec.sliding_window(layer) is None else kind + _WINDOWED
 
 
@@ -48,7 +58,7 @@ def chunk_kinds(
     """Returns how many layers of each kind each chunk holds, shape (kinds, pp * vpp).
 
     Kinds in the order of `representatives`; the embedding stands on the first chunk, the
-    head on the last.
+    head and what predicts further tokens on the last.
     """
     kinds = list(representatives(spec))
     plan = ParallelPlan(
@@ -61,6 +71,8 @@ def chunk_kinds(
     for chunk, layers in enumerate(plan.chunk_layers(spec.num_layers)):
         for layer in layers:
             out[kinds.index(kind_of(spec, layer)), chunk] += 1
+    for layer in prediction_layers(spec):
+        out[kinds.index(kind_of(spec, layer)), pp * vpp - 1] += 1
     out[kinds.index(EMBEDDING), 0] += 1
     out[kinds.index(HEAD), pp * vpp - 1] += 1
     return out

@@ -16,11 +16,12 @@ from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.training.assumptions import standing_assumptions
 from flopwright.simulator.training.blocks import price_blocks, shard_combos
 from flopwright.simulator.training.candidates import Candidates
+from flopwright.simulator.training.durations import Durations
 from flopwright.simulator.training.evaluate import memory_of
 from flopwright.simulator.training.metrics import step_metrics
 from flopwright.simulator.training.program import Program, program_of
-from flopwright.simulator.training.replay import Durations, Timeline, replay
-from flopwright.simulator.training.stages import PipelineCosts, pipeline_costs
+from flopwright.simulator.training.replay import Timeline, replay
+from flopwright.simulator.training.stages import Classes, PipelineCosts, pipeline_costs
 from flopwright.simulator.training.trace import step_trace
 from flopwright.spec.scenario import Scenario
 
@@ -111,9 +112,17 @@ def durations_of(costs: PipelineCosts, column: int = 0) -> Durations:
         backward_s=take(costs.backward_s),
         send_s=take(costs.send_s),
         reduce_s=take(end.reduce_s),
-        step_s=take(end.update_s + end.offload_s + end.gather_s),
+        step_s=take(end.tail_s),
         norm_s=float(end.norm_s[column]),
+        weight_s=take(costs.weight_s),
+        recompute_s=_part(costs.backward, "recompute", column),
+        forward_exchange_s=_part(costs.forward, "ep_comm", column),
+        backward_exchange_s=_part(costs.backward, "ep_comm", column),
     )
+
+
+def _part(classes: Classes, name: str, column: int) -> Array | None:
+    return classes[name][:, column] if name in classes else None
 
 
 def _critical_stage(program: Program, timeline: Timeline, pp: int) -> int:

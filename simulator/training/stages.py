@@ -7,28 +7,39 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwright.ops import Array, Collective
+from flopwright.ops import Array
+from flopwright.plan.schedules.placement import chunk_table
 from flopwright.simulator.calibration.model import Calibration
-from flopwright.simulator.collectives.times import collective_seconds
-from flopwright.simulator.collectives.topology import GroupShape
 from flopwright.simulator.memory.parameters import ParamCounts
-from flopwright.simulator.training.blocks import Blocks, BlockTable, ShardCombos
-from flopwright.simulator.training.candidates import Candidates
-from flopwright.simulator.training.layers import chunk_kinds
-from flopwright.simulator.training.optimizer import host_link
-from flopwright.simulator.training.step_end import StepEnd, step_end
+from flopwright.simulator.training.blocks import Blocks
+from flopwright.simulator.training.candidates import CONTEXTS, RECOMPUTES, SCHEDULES, Candidates
+from flopwright.simulator.training.combos import ShardCombos
+from flopwright.simulator.training.layers import DENSE, MOE, chunk_kinds, representatives
+from flopwright.simulator.training.overlap import Classes as Classes
+from flopwright.simulator.training.overlap import exposed, host_wait_s
+from flopwright.simulator.training.picker import Picker, first_layers
+from flopwright.simulator.training.recompute import policy_index
+from flopwright.simulator.training.step_end import StepEnd, data_traffic, step_end
+from flopwright.simulator.training.transfers import (
+    offload_seconds,
+    offloaded_bytes,
+    send_bytes,
+    send_seconds,
+)
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
 
-Classes = dict[str, Array]
+# Launching a layer's forward is about a third of launching its forward and backward.
+_FORWARD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineCosts:
-    """C plans with one pp, vpp and layout. Chunk axes first, candidates last.
+    """C plans with one pp, vpp, schedule and layout. Chunk axes first, candidates last.
 
     Attributes:
         forward, backward: exposed seconds of one micro-batch by time class, (chunks, C).
+        weight_s: the part of the backward that makes weight gradients, (chunks, C).
         send_s: seconds of moving a micro-batch between chunk c and c + 1, (chunks, C); 0
             where both stand on one stage and for the last chunk.
         saved_bytes, saved_fp8_bytes: kept by a chunk for one micro-batch, (chunks, C).
@@ -37,6 +48,7 @@ class PipelineCosts:
         params: numbers a rank of each stage holds, (pp, C).
         flops: executed by a rank of each chunk for one micro-batch, (chunks, C).
         comm_bytes: payload by group for one micro-batch, summed over a stage, (pp, C).
+        stages: chunks by (place on the stage, stage).
     """
 
     pp: int
@@ -45,6 +57,7 @@ class PipelineCosts:
     combos: ShardCombos
     forward: Classes
     backward: Classes
+    weight_s: Array
     send_s: Array
     send_bytes: Array
     saved_bytes: Array
@@ -55,6 +68,9 @@ class PipelineCosts:
     comm_bytes: Classes
     end: StepEnd
     assumptions: tuple[str, ...]
+    stages: NDArray[np.int64]
+    pick: Picker
+    core_share: Array
 
     @property
     def forward_s(self) -> Array:
@@ -66,6 +82,14 @@ class PipelineCosts:
         """Seconds of a chunk's backward, all classes together."""
         return np.asarray(sum(self.backward.values()))
 
+    @property
+    def kernel_s(self) -> Classes:
+        """Seconds of compute of one micro-batch by kernel class (kernels.py), (chunks, C).
+
+        Forward, backward and what runs again, without the factors of time classes.
+        """
+        return {k: v * self.core_share for k, v in self.pick.classes("kernels").items()}
+
 
 def pipeline_costs(
     scenario: Scenario,
@@ -74,30 +98,33 @@ def pipeline_costs(
     blocks: Blocks,
     calibration: Calibration,
 ) -> PipelineCosts:
-    """Returns the costs of candidates that share pp, vpp and layout.
+    """Returns the costs of candidates that share pp, vpp, schedule, layout and recompute depth.
 
     Args:
         combos: with the `index` of exactly these candidates.
     """
-    pp, vpp = int(candidates.pp[0]), int(candidates.vpp[0])
-    layout = candidates.layouts[candidates.layout[0]] if candidates.layout[0] >= 0 else None
-    kinds = chunk_kinds(scenario.model, pp, vpp, layout)
-    pick = _Picker(kinds, list(blocks.tables.values()), candidates.recompute, combos.index)
+    pick = _picker(scenario, candidates, combos, blocks)
+    params = _with_tied_head(scenario, candidates, pick.params())
+    traffic = data_traffic(scenario, candidates, calibration, params)
     share = core_share(scenario, candidates, calibration)
-    forward = {k: v * share for k, v in pick.classes("forward").items()}
-    backward = {k: v * share for k, v in pick.classes("backward").items()}
-    saved, fp8 = pick.ruled("saved_bytes"), pick.ruled("saved_fp8_bytes")
-    offload = _offload(scenario, candidates, calibration, saved, fp8, forward, backward)
+    saved, fp8 = pick.of("saved_bytes"), pick.of("saved_fp8_bytes")
+    micro = _Micro(scenario, candidates, calibration, pick, share)
+    compute = micro.compute()
+    forward = micro.side(compute[0], pick.classes("comm_forward"), traffic.forward_s)
+    backward = micro.side(compute[1], pick.classes("comm_backward"), traffic.backward_s)
+    copied = offloaded_bytes(candidates, saved, fp8)
+    totals = (np.asarray(sum(forward.values())), np.asarray(sum(backward.values())))
+    offload = offload_seconds(scenario, candidates, calibration, copied, params, totals)
     forward.update(offload[0])
     backward.update(offload[1])
-    params = _with_tied_head(scenario, candidates, pick.params(pp, vpp))
-    last_backward = np.asarray(sum(backward.values()))[:pp]
-    muon_s = (pick.staged("muon_dense_s", pp, vpp), pick.staged("muon_expert_s", pp, vpp))
-    end = step_end(scenario, candidates, calibration, params, last_backward, muon_s)
-    if end.micro_s.any():
-        backward["dp_comm"] = np.tile(end.micro_s / vpp, (vpp, 1))
-    send_bytes = _send_bytes(scenario, combos)
-    send_s, notes = _send_seconds(scenario, candidates, calibration, send_bytes)
+    pp, vpp = int(candidates.pp[0]), int(candidates.vpp[0])
+    beside = (totals[0][pick.stages[0]], totals[1][pick.stages[0]])
+    muon_s = (pick.by_stage(pick.of("muon_dense_s")), pick.by_stage(pick.of("muon_expert_s")))
+    end = step_end(scenario, candidates, calibration, params, traffic, beside, muon_s)
+    micro.wait_for_host(forward, backward)
+    nbytes = send_bytes(scenario, combos)
+    send_s, notes = send_seconds(scenario, candidates, calibration, nbytes, _stage_of(pick))
+    comm_bytes = {k: pick.by_stage(v) for k, v in pick.classes("comm_bytes").items()}
     return PipelineCosts(
         pp=pp,
         vpp=vpp,
@@ -105,101 +132,107 @@ def pipeline_costs(
         combos=combos,
         forward=forward,
         backward=backward,
+        weight_s=pick.of("weight") * share,
         send_s=send_s,
-        send_bytes=send_bytes,
+        send_bytes=nbytes,
         saved_bytes=saved,
         saved_fp8_bytes=fp8,
         backward_bytes=pick.fullest_backward(_tied_bytes(scenario, candidates)),
         params=params,
-        flops=pick.ruled("flops"),
-        comm_bytes=pick.comm_bytes(pp, vpp),
+        flops=pick.of("flops"),
+        comm_bytes=comm_bytes,
         end=end,
         assumptions=(*blocks.assumptions, *end.assumptions, *notes),
+        stages=pick.stages,
+        pick=pick,
+        core_share=share,
     )
 
 
+def _picker(
+    scenario: Scenario, candidates: Candidates, combos: ShardCombos, blocks: Blocks
+) -> Picker:
+    pp, vpp = int(candidates.pp[0]), int(candidates.vpp[0])
+    layout = candidates.layouts[candidates.layout[0]] if candidates.layout[0] >= 0 else None
+    kinds = chunk_kinds(scenario.model, pp, vpp, layout)
+    depth = int(candidates.recompute_layers[0])
+    whole = depth < 0 or int(candidates.recompute[0]) != RECOMPUTES.index("full")
+    return Picker(
+        kinds=kinds,
+        again=None if whole else first_layers(kinds, depth),
+        tables=tuple(blocks.tables.values()),
+        policy=policy_index(candidates),
+        column=combos.index,
+        stages=np.array(chunk_table(SCHEDULES[candidates.schedule[0]], pp, vpp)),
+    )
+
+
+def _stage_of(pick: Picker) -> tuple[int, ...]:
+    out = np.zeros(pick.stages.size, np.int64)
+    for stage, chunks in enumerate(pick.stages.T):
+        out[chunks] = stage
+    return tuple(out.tolist())
+
+
 @dataclass(frozen=True, slots=True)
-class _Picker:
-    """Sums layer tables over the layers of chunks, for each candidate's column and policy."""
+class _Micro:
+    """One micro-batch of every chunk on its way to exposed seconds by class."""
 
-    kinds: NDArray[np.int64]
-    tables: list[BlockTable]
-    policy: NDArray[np.int64]
-    column: NDArray[np.int64]
+    scenario: Scenario
+    candidates: Candidates
+    calibration: Calibration
+    pick: Picker
+    share: Array
 
-    def _sum(self, columns: list[Array]) -> Array:
-        """Returns sum over kinds of count (kinds, chunks) times values (C,): (chunks, C)."""
-        return np.asarray(self.kinds.T.astype(float) @ np.stack(columns))
+    def compute(self) -> tuple[Classes, Classes]:
+        """Returns seconds of compute by time class, forward and backward, (chunks, C)."""
+        pick, share = self.pick, self.share
+        return (
+            {"forward": pick.of("forward") * share},
+            {
+                "backward": pick.of("backward") * share,
+                "recompute": pick.of("recompute") * share,
+            },
+        )
 
-    def ruled(self, name: str) -> Array:
-        """Returns a table that depends on the recompute policy, summed over layers."""
-        return self._sum([getattr(t, name)[self.policy, self.column] for t in self.tables])
-
-    def fullest_backward(self, tied: Array) -> Array:
-        """Returns the most bytes a chunk's backward holds at once beyond what it kept.
-
-        It runs from the head down, and what a layer kept is gone once it is done.
+    def side(self, compute: Classes, comm: Classes, data_s: Array) -> Classes:
+        """Returns compute and exposed communication of the forward or the backward.
 
         Args:
-            tied: bytes of the shared table's gradient, (C,): the head's waits for the
-                embedding's where one chunk holds both.
+            comm: seconds of layers' collectives; data_s: of data-parallel ones, (pp, C).
         """
-        column, policy = self.column, self.policy
-        needs = np.stack(
-            [t.recomputed_bytes[policy, column] + t.temporary_bytes[column] for t in self.tables]
+        vpp, _ = self.pick.stages.shape
+        if data_s.any():
+            by_chunk = np.empty((self.pick.stages.size, data_s.shape[1]))
+            by_chunk[self.pick.stages] = data_s / vpp
+            comm = comm | {"dp_micro": by_chunk}
+        comm = {k: v * self.share if k != "dp_micro" else v for k, v in comm.items()}
+        ring = self.candidates.context_parallel == CONTEXTS.index("ring")
+        total = np.asarray(sum(compute.values()))
+        left, lost = exposed(comm, total, self.calibration, {"cp_comm": ~ring})
+        main = next(iter(compute))
+        return {**compute, main: compute[main] + lost, **left}
+
+    def wait_for_host(self, forward: Classes, backward: Classes) -> None:
+        """Adds to both sides what they wait for the host ("host"), where a stack says so."""
+        seconds = self.calibration.layer_host_s
+        if not any(seconds.values()):
+            return
+        host_s = np.zeros((self.pick.kinds.shape[1], len(self.candidates)))
+        for kind in (DENSE, MOE):
+            host_s += seconds.get(kind, 0.0) * self._layers(kind)
+        waits = host_wait_s(
+            host_s, np.asarray(sum(forward.values())), np.asarray(sum(backward.values()))
         )
-        kept = np.stack([(t.saved_bytes + t.saved_fp8_bytes)[policy, column] for t in self.tables])
-        present = (self.kinds > 0)[:, :, None]
-        layers = np.where(present, needs[:, None, :], 0.0)[1:-1].max(axis=0, initial=0.0)
-        whole = self.kinds.T.astype(float) @ kept
-        table = np.where(present[0], needs[0] - whole, -np.inf)
-        after = np.maximum(layers - present[-1] * kept[-1], table)
-        after = after + np.where(present[0] & present[-1], tied, 0.0)
-        return np.asarray(np.maximum(after, present[-1] * needs[-1]).clip(0.0))
+        forward["host"], backward["host"] = waits
 
-    def classes(self, side: str) -> Classes:
-        """Returns seconds by time class of the forward or backward of each chunk."""
-        names = dict.fromkeys(name for t in self.tables for name in getattr(t, side))
-        zero = np.zeros(len(self.column))
-        out = {}
-        for name in names:
-            columns = []
-            for table in self.tables:
-                values = getattr(table, side).get(name)
-                if values is None:
-                    columns.append(zero)
-                elif values.ndim == 1:
-                    columns.append(values[self.column])
-                else:
-                    columns.append(values[self.policy, self.column])
-            out[name] = self._sum(columns)
-        return out
-
-    def comm_bytes(self, pp: int, vpp: int) -> Classes:
-        """Returns payload by group of one micro-batch, by stage."""
-        names = dict.fromkeys(name for t in self.tables for name in t.comm_bytes)
-        zero = np.zeros((1, 1))
-        out = {}
-        for name in names:
-            values = [
-                np.broadcast_to(t.comm_bytes.get(name, zero), t.flops.shape) for t in self.tables
-            ]
-            summed = self._sum([v[self.policy, self.column] for v in values])
-            out[name] = summed.reshape(vpp, pp, -1).sum(axis=0)
-        return out
-
-    def staged(self, name: str, pp: int, vpp: int) -> Array:
-        """Returns a table that no policy changes, summed over the layers of each stage."""
-        summed = self._sum([getattr(t, name)[self.column] for t in self.tables])
-        return np.asarray(summed.reshape(vpp, pp, -1).sum(axis=0))
-
-    def params(self, pp: int, vpp: int) -> ParamCounts:
-        """Returns the numbers a rank of each stage holds."""
-        out = {}
-        for name in ("held", "dense", "dense_matrix", "expert"):
-            summed = self._sum([getattr(t.params, name)[self.column] for t in self.tables])
-            out[name] = summed.reshape(vpp, pp, -1).sum(axis=0)
-        return ParamCounts(**out)
+    def _layers(self, kind: str) -> Array:
+        """Returns the layers of a kind whose work the host launches; run again counts a third."""
+        names = [n.startswith(kind) for n in representatives(self.scenario.model)]
+        held = self.pick.kinds[names].sum(axis=0)
+        again = held if self.pick.again is None else self.pick.again[names].sum(axis=0)
+        full = self.candidates.recompute == RECOMPUTES.index("full")
+        return np.asarray(held[:, None] + _FORWARD_SHARE * again[:, None] * full)
 
 
 def _tied_bytes(scenario: Scenario, candidates: Candidates) -> Array:
@@ -237,63 +270,3 @@ def core_share(scenario: Scenario, candidates: Candidates, calibration: Calibrat
     ranks = np.minimum(candidates.world_size, node.gpus)
     measured = max(1.0, calibration.contended_ranks / node.cores)
     return np.asarray(np.maximum(1.0, ranks / node.cores) / measured)
-
-
-def _offload(
-    scenario: Scenario,
-    candidates: Candidates,
-    calibration: Calibration,
-    saved: Array,
-    fp8: Array,
-    forward: Classes,
-    backward: Classes,
-) -> tuple[Classes, Classes]:
-    """Returns the exposed copies of activations to the host and back: what compute cannot hide."""
-    on = candidates.activation_offload > 0
-    if not on.any():
-        return {}, {}
-    link = host_link(scenario)
-    moved = offloaded_bytes(candidates, saved, fp8)
-    copy_s = np.where(on, moved / link.bytes_per_s + link.latency_s, 0.0)
-    factor = calibration.factors.get("offload", 1.0)
-    return (
-        {"offload": np.maximum(copy_s - np.asarray(sum(forward.values())), 0.0) * factor},
-        {"offload": np.maximum(copy_s - np.asarray(sum(backward.values())), 0.0) * factor},
-    )
-
-
-def offloaded_bytes(candidates: Candidates, saved: Array, fp8: Array) -> Array:
-    """Returns what moves to the host: everything saved, but not what is stored in FP8."""
-    return np.asarray(saved + np.where(candidates.fp8_activations > 0, 0.0, fp8))
-
-
-def _send_bytes(scenario: Scenario, combos: ShardCombos) -> Array:
-    """Returns the bytes of one micro-batch's hidden states on a rank, by candidate."""
-    width = DTYPE_BYTES[scenario.workload.precision.compute]
-    tokens = combos.micro_batch_size * scenario.workload.seq_len / combos.cp
-    return np.asarray((tokens * scenario.model.hidden_size * width / combos.tp)[combos.index])
-
-
-def _send_seconds(
-    scenario: Scenario, candidates: Candidates, calibration: Calibration, nbytes: Array
-) -> tuple[Array, tuple[str, ...]]:
-    """Returns the seconds of each hop between neighbouring chunks, (chunks, C)."""
-    pp, vpp = int(candidates.pp[0]), int(candidates.vpp[0])
-    gpus = scenario.cluster.node.domain_gpus
-    ranks_per_stage = candidates.world_size // candidates.pp
-    out = np.zeros((pp * vpp, len(candidates)))
-    notes: dict[str, None] = {}
-    if pp == 1:
-        return out, ()
-    for stage in range(pp):
-        target = (stage + 1) % pp
-        crosses = (stage * ranks_per_stage) // gpus != (target * ranks_per_stage) // gpus
-        two = np.full(len(candidates), 2.0)
-        group = GroupShape(size=two, local=np.where(crosses, 1.0, 2.0))
-        times = collective_seconds(
-            Collective.SEND_RECV, nbytes, group, scenario.cluster, calibration
-        )
-        notes.update(dict.fromkeys(times.assumptions))
-        out[stage::pp] = times.seconds * calibration.factors.get("pp_comm", 1.0)
-    out[-1] = 0.0
-    return out, tuple(notes)

@@ -1,10 +1,11 @@
-"""The end of a step: gradient reduction, the update, the gathering of weights.
+"""Data-parallel traffic and the end of a step: gradient reduction, update, gathering of weights.
 
 ZeRO stage 0 all-reduces gradients; stages 1 and up reduce-scatter them and all-gather the
-weights (arXiv 1910.02054). Stage 2 reduces after every micro-batch, stage 3 also gathers
-the weights for every forward and backward. Weights of experts travel between the ranks that
-hold the same experts, the others over all data- and context-parallel ranks. Cut by ZeRO,
-Muon gathers the momenta of whole matrices (arXiv 2502.16982, Algorithm 1).
+weights (arXiv 1910.02054) inside a shard group; replicas of that group all-reduce their
+shards once a step. Stage 2 scatters after every micro-batch, stage 3 also gathers the weights
+for every forward and backward. Weights of experts travel between the ranks that hold the
+same experts, the others over all data- and context-parallel ranks. Cut by ZeRO, Muon gathers
+the momenta of whole matrices (arXiv 2502.16982, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -20,12 +21,33 @@ from flopwright.simulator.collectives.topology import GroupShape, group_shape
 from flopwright.simulator.memory.parameters import ParamCounts
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.optimizer import update_seconds
+from flopwright.simulator.training.overlap import exposed
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
 
 _NORM_BYTES = 8.0  # the squared gradient norm, one float64, summed over all ranks
 _LOAD_BYTES = 8  # tokens of one expert in a step, int64
 _MOMENTUM_BYTES = 2  # Muon gathers bf16 momenta of cut matrices (arXiv 2502.16982, Alg. 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataTraffic:
+    """Seconds over data-parallel groups by stage, nothing hidden, (stages, candidates).
+
+    Attributes:
+        forward_s, backward_s: in every micro-batch (ZeRO-2 and 3).
+        reduce_s: gradients once a step; gather_s: weights, behind the update.
+        update_s: what the update itself exchanges: Muon's momenta, the experts' loads.
+        norm_s: summing the gradient norm over all ranks, (candidates,).
+    """
+
+    forward_s: Array
+    backward_s: Array
+    reduce_s: Array
+    gather_s: Array
+    update_s: Array
+    norm_s: Array
+    assumptions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +59,7 @@ class StepEnd:
         gather_s: gathering of weights, and what the update exchanges ("dp_comm").
         update_s: the optimizer itself ("optimizer"); offload_s: its traffic to the host.
         norm_s: summing the gradient norm over all ranks, (candidates,); all ranks meet there.
-        micro_s: exposed reduction and gathering that ZeRO-2 and 3 do in every micro-batch.
+        host_s: the stack's constant a step ("host").
         comm_bytes: what a rank sends of its stage over data-parallel groups in a step.
     """
 
@@ -46,9 +68,40 @@ class StepEnd:
     update_s: Array
     offload_s: Array
     norm_s: Array
-    micro_s: Array
+    host_s: float
     comm_bytes: Array
     assumptions: tuple[str, ...]
+
+    @property
+    def tail_s(self) -> Array:
+        """Everything behind the norm, by stage."""
+        return np.asarray(self.gather_s + self.update_s + self.offload_s + self.host_s)
+
+
+def data_traffic(
+    scenario: Scenario, candidates: Candidates, calibration: Calibration, params: ParamCounts
+) -> DataTraffic:
+    """Returns what travels over data-parallel groups.
+
+    Args:
+        params: numbers a rank of each stage holds, (stages, candidates).
+    """
+    price = _Price(scenario, calibration, {})
+    traffic = _traffic(price, candidates, params, _groups(scenario, candidates))
+    zero = candidates.zero_stage
+    world = group_shape(candidates.world_size, 1, scenario.cluster.node.domain_gpus)
+    norm_s = price.seconds(Collective.ALL_REDUCE, np.full(len(candidates), _NORM_BYTES), world)
+    once = np.where(zero >= 2, 0.0, np.where(zero == 0, traffic.all_reduce_s, traffic.scatter_s))
+    gathers = np.where(zero == 3, traffic.gather_s, 0.0)
+    return DataTraffic(
+        forward_s=gathers,
+        backward_s=gathers + np.where(zero >= 2, traffic.scatter_s, 0.0),
+        reduce_s=once + np.where(zero > 0, traffic.replicas_s, 0.0),
+        gather_s=np.where((zero == 1) | (zero == 2), traffic.gather_s, 0.0),
+        update_s=traffic.update_s,
+        norm_s=norm_s,
+        assumptions=tuple(price.notes),
+    )
 
 
 def step_end(
@@ -56,40 +109,33 @@ def step_end(
     candidates: Candidates,
     calibration: Calibration,
     params: ParamCounts,
-    microbatch_backward_s: Array,
+    traffic: DataTraffic,
+    compute_s: tuple[Array, Array],
     muon_s: tuple[Array, Array],
 ) -> StepEnd:
     """Returns the end of a step.
 
     Args:
-        params: numbers a rank of each stage holds, (stages, candidates).
-        microbatch_backward_s: backward of one micro-batch by stage, behind which
-            the reduction may hide (Calibration.hidden_share).
+        compute_s: forward and backward of one micro-batch by stage, behind which weights are
+            gathered ("dp_gather" of Calibration.hidden_share) and gradients are reduced
+            ("dp_comm").
         muon_s: see update_seconds.
     """
-    price = _Price(scenario, calibration, {})
-    groups = _groups(scenario, candidates)
-    traffic = _traffic(price, candidates, params, groups)
-    zero = candidates.zero_stage
-    share = calibration.hidden_share.get("dp_comm", 0.0)
     factor = calibration.factors.get("dp_comm", 1.0)
-    reduction = np.where(zero == 0, traffic.all_reduce_s, traffic.scatter_s)
-    per_micro = np.where(zero >= 2, traffic.scatter_s, 0.0)
-    per_micro = per_micro + np.where(zero == 3, 2 * traffic.gather_s, 0.0)
-    exposed = np.where(zero >= 2, 0.0, _exposed(reduction, share, microbatch_backward_s))
-    gathers = np.where((zero == 1) | (zero == 2), traffic.gather_s, 0.0) + traffic.update_s
+    reduced, _ = exposed({"dp_comm": traffic.reduce_s}, compute_s[1], calibration)
+    gathered, _ = exposed({"dp_gather": traffic.gather_s}, compute_s[0], calibration)
     update = update_seconds(scenario, candidates, calibration, params, muon_s)
-    world = group_shape(candidates.world_size, 1, scenario.cluster.node.domain_gpus)
-    norm_s = price.seconds(Collective.ALL_REDUCE, np.full(len(candidates), _NORM_BYTES), world)
+    ranks = candidates.dp * candidates.cp
+    latency = np.where(ranks > 1, calibration.data_parallel_latency_s * ranks, 0.0)
     return StepEnd(
-        reduce_s=exposed * factor,
-        gather_s=gathers * factor,
+        reduce_s=reduced["dp_comm"] + latency,
+        gather_s=gathered["dp_comm"] + traffic.update_s * factor,
         update_s=update.update_s * calibration.factors.get("optimizer", 1.0),
         offload_s=update.offload_s * calibration.factors.get("offload", 1.0),
-        norm_s=norm_s * factor,
-        micro_s=_exposed(per_micro, share, microbatch_backward_s) * factor,
+        norm_s=traffic.norm_s * factor,
+        host_s=calibration.step_constant_s,
         comm_bytes=_comm_bytes(scenario, candidates, params),
-        assumptions=(*price.notes, *update.assumptions),
+        assumptions=(*traffic.assumptions, *update.assumptions),
     )
 
 
@@ -113,41 +159,71 @@ class _Price:
 class _Traffic:
     """Seconds of moving a stage's gradients and weights once, (stages, C).
 
-    `update_s` is what the update itself exchanges: Muon's momenta, the experts' loads.
+    `replicas_s` sums the shards of replicated shard groups; `update_s` is what the update
+    itself exchanges: Muon's momenta, the experts' loads.
     """
 
     all_reduce_s: Array
     scatter_s: Array
     gather_s: Array
+    replicas_s: Array
     update_s: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Groups of (dense, expert) numbers: that reduce them, that shard them, and the replicas."""
+
+    whole: tuple[GroupShape, GroupShape]
+    shard: tuple[GroupShape, GroupShape]
+    replicas: tuple[GroupShape, GroupShape]
 
 
 def _traffic(
     price: _Price,
     candidates: Candidates,
     params: ParamCounts,
-    groups: tuple[GroupShape, GroupShape],
+    groups: _Groups,
 ) -> _Traffic:
     workload = price.scenario.workload
     gradient, weight = (
         DTYPE_BYTES[d] for d in (workload.precision.gradients, workload.precision.weights)
     )
 
-    def both(kind: Collective, dense: Array, expert: Array) -> Array:
-        return price.seconds(kind, dense, groups[0]) + price.seconds(kind, expert, groups[1])
+    def both(
+        kind: Collective, dense: Array, expert: Array, where: tuple[GroupShape, GroupShape]
+    ) -> Array:
+        return price.seconds(kind, dense, where[0]) + price.seconds(kind, expert, where[1])
 
-    update = _balance_s(price, candidates, params, groups[0])
+    update = _balance_s(price, candidates, params, groups.whole[0])
     if workload.optimizer.kind == "muon":
         matrices = (params.dense_matrix * _MOMENTUM_BYTES, params.expert * _MOMENTUM_BYTES)
         cut = candidates.zero_stage > 0
-        update = update + np.where(cut, both(Collective.ALL_GATHER, *matrices), 0.0)
+        gathered = both(Collective.ALL_GATHER, *matrices, groups.shard)
+        update = update + np.where(cut, gathered, 0.0)
     dense, expert = params.dense, params.expert
+    scatter = (dense * gradient, expert * gradient)
+    shards = tuple(n / g.size for n, g in zip(scatter, groups.shard, strict=True))
+    replicas = np.zeros(dense.shape)
+    if (candidates.dp_replicate > 1).any():
+        replicas = both(Collective.ALL_REDUCE, *shards, groups.replicas)
+    frozen = _frozen_bytes(price.scenario, params)
     return _Traffic(
-        both(Collective.ALL_REDUCE, dense * gradient, expert * gradient),
-        both(Collective.REDUCE_SCATTER, dense * gradient, expert * gradient),
-        both(Collective.ALL_GATHER, dense * weight, expert * weight),
+        both(Collective.ALL_REDUCE, *scatter, groups.whole),
+        both(Collective.REDUCE_SCATTER, *scatter, groups.shard),
+        both(Collective.ALL_GATHER, dense * weight + frozen, expert * weight, groups.shard),
+        replicas,
         update,
     )
+
+
+def _frozen_bytes(scenario: Scenario, params: ParamCounts) -> Array:
+    """Returns the bytes of weights that adapters leave as they are; they are gathered too."""
+    precision = scenario.workload.precision
+    if scenario.workload.lora_rank is None:
+        return np.zeros(params.dense.shape)
+    width = DTYPE_BYTES[precision.frozen_weights or precision.weights]
+    return np.asarray((params.held - params.dense - params.expert) * width)
 
 
 def _balance_s(
@@ -171,12 +247,17 @@ def _comm_bytes(scenario: Scenario, candidates: Candidates, params: ParamCounts)
     return np.asarray((params.dense + params.expert) * each)
 
 
-def _groups(scenario: Scenario, c: Candidates) -> tuple[GroupShape, GroupShape]:
-    """Returns the groups that reduce dense and expert gradients (plan/mesh.py's layout)."""
+def _groups(scenario: Scenario, c: Candidates) -> _Groups:
+    """Returns the groups of plan/mesh.py's layout."""
     gpus = scenario.cluster.node.domain_gpus
-    expert_size = np.maximum(c.dp * c.cp * c.tp // c.ep, 1)
-    return group_shape(c.dp * c.cp, c.tp, gpus), group_shape(expert_size, c.ep, gpus)
-
-
-def _exposed(seconds: Array, share: float, compute_s: Array) -> Array:
-    return np.asarray(seconds - np.minimum(share * seconds, compute_s))
+    cut = c.ep * c.etp
+    lending = c.dp_shard * c.cp * c.tp
+    shard = np.maximum(lending // cut, 1)
+    return _Groups(
+        whole=(
+            group_shape(c.dp * c.cp, c.tp, gpus),
+            group_shape(shard * c.dp_replicate, cut, gpus),
+        ),
+        shard=(group_shape(c.dp_shard * c.cp, c.tp, gpus), group_shape(shard, cut, gpus)),
+        replicas=(group_shape(c.dp_replicate, lending, gpus),) * 2,
+    )

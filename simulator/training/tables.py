@@ -1,0 +1,38 @@
+"""Putting operator tables together, and changing some of their rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from flopwright.ops import BlockCost, CostBuilder, OpTable
+
+_NAMES = ("name", "tag", "kernel", "dtype")
+_ARRAYS = (
+    "kind",
+    "phase",
+    "m",
+    "k",
+    "n",
+    "batch",
+    "count",
+    "flops",
+    "read_bytes",
+    "written_bytes",
+)
+
+
+def with_rows(ops: OpTable, more: CostBuilder) -> OpTable:
+    """Returns a table with the operator rows of a builder behind it."""
+    extra = more.build(ops.num_candidates).ops
+    if not len(extra):
+        return ops
+    names = {n: (*getattr(ops, n), *getattr(extra, n)) for n in _NAMES}
+    arrays = {n: np.concatenate([getattr(ops, n), getattr(extra, n)]) for n in _ARRAYS}
+    return OpTable(**names, **arrays)
+
+
+def with_ops(cost: BlockCost, ops: OpTable) -> BlockCost:
+    """Returns a block's cost with other operators."""
+    return replace(cost, ops=ops)
