@@ -1,5 +1,6 @@
 # Sourced by .ci/run: installs (as root, Debian) and starts the services that tests need.
-# PostgreSQL runs from a temporary folder on a free loopback port.
+# PostgreSQL and Slurm run from temporary folders on free loopback ports.
+. .ci/slurm.sh
 install_packages() {
   local missing=()
   for package in "$@"; do dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package"); done
@@ -23,10 +24,14 @@ start_postgres() {
   su postgres -c "$pg_bin/pg_ctl -D $pg_folder/data -w -o '-p $port -c listen_addresses=127.0.0.1 -c unix_socket_directories=$pg_folder' -l $pg_folder/log start >/dev/null"
   su postgres -c "$pg_bin/createdb -h 127.0.0.1 -p $port -U postgres flopwright_test"
   export FLOPWRIGHT_TEST_POSTGRES_URL="postgresql+psycopg://postgres@127.0.0.1:$port/flopwright_test"
-  # Not local: the trap runs after this function has returned.
-  stop_services() { su postgres -c "$pg_bin/pg_ctl -D $pg_folder/data -m immediate stop >/dev/null" || true; rm -rf "$pg_folder"; }
-  trap stop_services EXIT
 }
 
-install_packages postgresql
+stop_postgres() {
+  su postgres -c "$pg_bin/pg_ctl -D $pg_folder/data -m immediate stop >/dev/null" || true
+  rm -rf "$pg_folder"
+}
+
+install_packages postgresql slurm-wlm munge
 start_postgres
+start_slurm
+trap 'stop_postgres; stop_slurm' EXIT
