@@ -28,11 +28,14 @@ class _Moments:
 
     Attributes:
         held: bytes alive through all of them (gradients that wait for later).
+        weights: 1 where the gradient of a weight is a tensor of its own until it is summed
+            into its place, 0 where the product adds to that place.
     """
 
     cost: CostBuilder
     local: Local
     held: Array
+    weights: float = 1.0
 
     def row(self, name: str, values: Array, other_bytes: Array | float = 0.0) -> None:
         """Adds a moment of so many values of the compute dtype and other bytes."""
@@ -41,33 +44,44 @@ class _Moments:
 
 
 def backward_moments(
-    spec: ModelSpec, layer: int, shape: ShardShape, num_candidates: int = 1
+    spec: ModelSpec,
+    layer: int,
+    shape: ShardShape,
+    num_candidates: int = 1,
+    *,
+    fused_weight_gradients: bool = False,
 ) -> TensorLife:
     """Returns the moments of one layer's backward pass, in their order.
 
     Args:
         layer: 0-based; -1 for the embeddings, spec.num_layers for final norm, head and loss.
         shape: local shapes, each a number or an array of num_candidates.
+        fused_weight_gradients: a matrix's gradient is added to its place by the product that
+            makes it (not so in our own executor); the table's gradient is not.
     """
     local, cost = Local(shape), CostBuilder()
+    weights = 0.0 if fused_weight_gradients else 1.0
     state = local.shard_tokens * spec.hidden_size * local.width
     if layer == EMBEDDING_LAYER:
-        table = spec.vocab_size / local.tp * spec.hidden_size
+        table = local.vocab(spec.vocab_size) * spec.hidden_size
         _Moments(cost, local, state).row("embed_tokens", table)
-    elif layer == spec.num_layers:
-        _head(_Moments(cost, local, np.zeros_like(state)), spec)
-    elif spec.is_moe_layer(layer):
-        _mixture(_Moments(cost, local, state), spec)
+    if layer >= spec.num_layers:  # a multi-token-prediction module has a head too
+        _head(_Moments(cost, local, np.zeros_like(state), weights), spec)
+    if layer in {EMBEDDING_LAYER, spec.num_layers}:
+        return cost.build(num_candidates).lives
+    if spec.is_moe_layer(layer):
+        _mixture(_Moments(cost, local, state, weights), spec)
     else:
         # The gradient of the layer's output waits for the residual sum.
-        _feed_forward(_Moments(cost, local, state), spec, spec.mlp.intermediate_size, "mlp.")
+        moments = _Moments(cost, local, state, weights)
+        _feed_forward(moments, spec, spec.mlp.intermediate_size, "mlp.")
     return cost.build(num_candidates).lives
 
 
 def _head(moments: _Moments, spec: ModelSpec) -> None:
     """The loss turns the logits into probabilities; the head makes its weight's gradient."""
     local, t = moments.local, moments.local.tokens
-    wide, logits = wide_bytes(local.dtype), t * (spec.vocab_size / local.tp)
+    wide, logits = wide_bytes(local.dtype), t * local.vocab(spec.vocab_size)
     # Autograd fills a gradient of the log-sum-exp that nobody asked for; narrow logits are
     # widened beside their difference to it, wide ones get a column of -1 for the targets.
     unused = wide * t
@@ -75,7 +89,7 @@ def _head(moments: _Moments, spec: ModelSpec) -> None:
         moments.row("loss", 0.0 * logits, 2 * wide * logits + unused)
     else:
         moments.row("loss", logits + t, unused)
-    weight = spec.vocab_size / local.tp * spec.hidden_size
+    weight = moments.weights * local.vocab(spec.vocab_size) * spec.hidden_size
     # The gradient of the logits stands where the logits were.
     moments.row("lm_head", t * spec.hidden_size + weight, -wide * t)
 
@@ -83,9 +97,9 @@ def _head(moments: _Moments, spec: ModelSpec) -> None:
 def _feed_forward(moments: _Moments, spec: ModelSpec, width: int, prefix: str) -> None:
     local, hidden = moments.local, spec.hidden_size
     t, n = local.tokens, width / local.tp
-    inner, weight, whole = t * n, n * hidden, t * hidden
+    inner, weight, whole = t * n, moments.weights * n * hidden, t * hidden
     # A cut layer gathers the gradient of its scattered output.
-    gathered = np.where(local.tp > 1, whole, 0.0)
+    gathered = np.where((local.tp > 1) & local.sequence_parallel, whole, 0.0)
     moments.row(f"{prefix}down_proj", gathered + inner + weight)
     if spec.mlp.kind == "swiglu":
         moments.row(f"{prefix}swiglu", gathered + 3 * inner - inner)
@@ -101,18 +115,23 @@ def _mixture(moments: _Moments, spec: ModelSpec) -> None:
     assert moe is not None
     shard, m = local.shard_tokens, moe.expert_intermediate_size
     rows, experts = shard * moe.top_k, moe.num_experts / local.ep
+    # Rows at the busiest rank, and its part of each expert's width.
+    arrived = rows * local.etp * np.asarray(local.shape.expert_load, float)
+    width = m / local.etp
     if moe.num_shared_experts:
         shared = moe.num_shared_experts * m
         _feed_forward(moments, spec, shared, "mlp.shared_experts.")
         kept = (3 if spec.mlp.kind == "swiglu" else 2) * local.tokens * shared / local.tp
         waits = shard * hidden  # the gradient of the block's input, for its sum
-        moments = _Moments(moments.cost, local, moments.held + (waits - kept) * local.width)
-    out, inner = rows * hidden, rows * m
+        held = moments.held + (waits - kept) * local.width
+        moments = _Moments(moments.cost, local, held, moments.weights)
+    out, inner = arrived * hidden, arrived * width
+    matrices = moments.weights * experts * width * hidden
     # Each row's gradient, its product with the row, and the sums of that for the weights.
-    moments.row("mlp.unpermute", 2 * out, rows * wide_bytes(local.dtype))
-    moments.row("mlp.experts.down_proj", inner + experts * m * hidden)
+    moments.row("mlp.unpermute", 2 * rows * hidden, rows * wide_bytes(local.dtype))
+    moments.row("mlp.experts.down_proj", inner + matrices)
     moments.row("mlp.experts.swiglu", 5 * inner - out - inner)
-    moments.row("mlp.experts.gate_up_proj", out + 2 * experts * m * hidden - out - inner)
+    moments.row("mlp.experts.gate_up_proj", 2 * matrices - inner)
 
 
 def fullest(moments: TensorLife) -> Array:

@@ -11,7 +11,8 @@ from flopwright.report.metrics import MEMORY_CLASSES
 from flopwright.simulator.memory.stages import FP8_BYTES_PER_NUMBER
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.evaluate import Evaluation, evaluate
-from flopwright.spec.load import load_scenario
+from flopwright.spec.load import load_model, load_scenario
+from flopwright.spec.parameters import layer_parameters, num_params
 from flopwright.spec.scenario import Scenario
 
 K2 = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
@@ -131,6 +132,63 @@ def test_an_offloaded_optimizer_stands_on_the_host() -> None:
     assert on.memory_bytes["optimizer_state"].max() == 0
     assert on.host_bytes[0] == 8 * off.memory_bytes["optimizer_state"].max()
     assert on.step_time_s[0] > off.step_time_s[0]
+
+
+@pytest.mark.parametrize(
+    ("flag", "cls", "stage"),
+    [("gradient_offload", "gradients", 2), ("parameter_offload", "weights", 3)],
+)
+def test_shards_that_live_on_the_host_leave_the_rank(flag: str, cls: str, stage: int) -> None:
+    plan = ParallelPlan(dp_shard=16, ep=16, zero_stage=stage)
+    on, off = (_evaluate(K2, plan.model_copy(update={flag: x})) for x in (True, False))
+    moved = off.memory_bytes[cls][0, 0] - on.memory_bytes[cls][0, 0]
+    assert moved > 0.99 * off.memory_bytes[cls][0, 0]  # router biases stay
+    assert on.host_bytes[0] - off.host_bytes[0] == pytest.approx(8 * moved, rel=1e-6)
+
+
+def test_adapters_leave_frozen_weights_in_their_own_format() -> None:
+    precision = K2.workload.precision.model_copy(update={"frozen_weights": "fp8"})
+    model = load_model("llama31_8b")
+    lora, fp8 = (
+        K2.model_copy(
+            update={
+                "model": model,
+                "workload": K2.workload.model_copy(update={"lora_rank": 16, "precision": p}),
+            }
+        )
+        for p in (K2.workload.precision, precision)
+    )
+    plain, small = (_evaluate(s, ParallelPlan()).memory_bytes for s in (lora, fp8))
+    tables = 2 * model.vocab_size * model.hidden_size
+    layers = num_params(model) - tables
+    assert plain["weights"][0, 0] == pytest.approx(2 * num_params(model), rel=0.01)
+    gone = plain["weights"][0, 0] - small["weights"][0, 0]
+    assert gone == pytest.approx(layers, rel=1e-3)
+    adapters = plain["gradients"][0, 0] / 4
+    assert adapters < 0.01 * layers
+    sharded = _evaluate(lora, ParallelPlan(dp_shard=8, zero_stage=3)).memory_bytes
+    assert sharded["weights"][0, 0] == pytest.approx(plain["weights"][0, 0] / 8, rel=1e-6)
+
+
+def test_expert_shards_hold_their_part_of_every_expert() -> None:
+    base = {"tp": 4, "dp_shard": 4, "zero_stage": 1}
+    whole, cut = (_evaluate(K2, ParallelPlan(**base, ep=4, etp=n)).memory_bytes for n in (1, 4))
+    experts = 60 * 384 * 3 * 7168 * 2048
+    gone = whole["weights"].sum() - cut["weights"].sum()
+    assert gone == pytest.approx(2 * experts * (1 / 4 - 1 / 16), rel=1e-6)
+    states = (whole["optimizer_state"] / cut["optimizer_state"]).max()
+    assert states == pytest.approx(1, rel=0.01)  # four times the ranks shared each part before
+
+
+def test_a_v_keeps_embedding_and_head_on_the_first_stage() -> None:
+    found = _evaluate(K2, ParallelPlan(pp=2, vpp=2, schedule="zb_v", ep=16, dp_shard=16))
+    flat = _evaluate(K2, ParallelPlan(pp=2, ep=16, dp_shard=16))
+    tables = 2 * 2 * 163840 * 7168
+    weights = [f.memory_bytes["weights"][:, 0] for f in (found, flat)]
+    assert weights[0].sum() == pytest.approx(weights[1].sum())
+    dense = 2 * sum(p.numel for p in layer_parameters(K2.model, 0))
+    # 61 layers over 4 chunks: both stages have 30 with experts, the first the dense one too.
+    assert weights[0][0] - weights[0][1] == pytest.approx(tables + dense, rel=1e-3)
 
 
 def test_plans_that_do_not_fit_say_so() -> None:
