@@ -7,18 +7,36 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwright.plan.schedules.placement import CHUNKS_PER_STAGE, IN_ROUNDS, fewest_microbatches
+from flopwright.plan.schedules.placement import (
+    CHUNKS_PER_STAGE,
+    IN_ROUNDS,
+    PAIRED,
+    fewest_microbatches,
+)
 from flopwright.simulator.training.candidates import SCHEDULES, Candidates, Ints
 
 Bools = NDArray[np.bool_]
 
 _LEAST: Final = np.array([CHUNKS_PER_STAGE[s][0] for s in SCHEDULES])
 _MOST: Final = np.array([CHUNKS_PER_STAGE[s][1] or np.iinfo(np.int64).max for s in SCHEDULES])
+_PAIRED: Final = np.array([s in PAIRED for s in SCHEDULES])
 _ROUNDS: Final = np.array([s in IN_ROUNDS for s in SCHEDULES])
 # Fewest micro-batches a stage; where any number will do, 0.
 _FEWEST: Final = np.array(
     [f if (f := fewest_microbatches(s, 1)) > 1 else 0 for s in SCHEDULES], np.int64
 )
+
+
+def paired(c: Candidates) -> Bools:
+    """Returns whether the schedule runs forwards and backwards as pairs."""
+    return np.asarray(_PAIRED[c.schedule])
+
+
+def reduces(c: Candidates) -> Bools:
+    """Returns plan/lower.py's reduces_gradients of each candidate."""
+    dense = c.dp * c.cp * np.where(c.sequence_parallel > 0, c.tp, 1)
+    experts = c.dp * c.cp * c.tp // (c.ep * c.etp)
+    return np.asarray(np.maximum(dense, experts) > 1)
 
 
 def chunks_fit(c: Candidates) -> Bools:

@@ -20,6 +20,8 @@ ScheduleName = Literal[
 ]
 
 V_SHAPED: Final = frozenset({"zb_v", "dualpipe_v"})
+# Schedules that run a forward and a backward as a pair.
+PAIRED: Final = frozenset({"dualpipe_v", "interleaved_1f1b_overlap"})
 # Least and most chunks a stage of each schedule; 0 stands for any number.
 CHUNKS_PER_STAGE: Final[dict[ScheduleName, tuple[int, int]]] = {
     "gpipe": (1, 1),
