@@ -42,11 +42,11 @@ def test_never_faster_than_the_roofline(m: float, k: float, n: float, kind: OpKi
 
 @pytest.mark.parametrize("gpu", catalog_names(GPU_CATALOG))
 def test_every_prior_prices_large_products_credibly(gpu: str) -> None:
-    """Public GEMM tables reach 0.65 to 0.83 of the dense peak at m, n, k of 8192."""
+    """Public GEMMs reach 0.5 to 0.9 of the dense peak, AMD's best published 0.51 to 0.62."""
     spec = load_gpu(gpu)
     seconds = op_seconds(_gemm(8192, 8192, 8192), spec, default_calibration(spec)).seconds[0, 0]
     share = 2 * 8192**3 / seconds / spec.peak_flops_per_s["bf16"]
-    assert 0.6 < share < 0.83
+    assert 0.4 < share < 0.9
 
 
 @pytest.mark.parametrize("gpu", catalog_names(GPU_CATALOG))
@@ -79,13 +79,17 @@ def test_small_shapes_are_less_efficient() -> None:
 
 def test_backward_takes_its_own_curve_and_else_the_forward_one() -> None:
     def attention(phase: Phase) -> float:
-        ops = _ops(OpKind.ATTENTION, "bf16", phase, m=4096.0, flops=1e12)
+        widths = 2 * 128 if phase is Phase.FORWARD else 5 * 128
+        ops = _ops(
+            OpKind.ATTENTION, "bf16", phase, m=4096.0, n=4096.0, k=128.0, batch=64.0,
+            flops=64 * 4096**2 * widths,
+        )  # fmt: skip
         found = op_seconds(ops, H800, PRIOR)
         assert found.assumptions == ()
         return float(found.seconds[0, 0])
 
     assert attention(Phase.BACKWARD_INPUT) == pytest.approx(
-        1.4 * attention(Phase.FORWARD), rel=0.01
+        1.4 * 2.5 * attention(Phase.FORWARD), rel=0.02
     )
     forward = op_seconds(_gemm(512, 512, 512), H800, PRIOR).seconds
     backward = _ops(

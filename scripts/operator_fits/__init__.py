@@ -1,0 +1,1 @@
+"""Fits of efficiency curves to public operator tables."""
