@@ -105,7 +105,7 @@ def _with_host_link(**changes: object) -> Scenario:
 
 
 def test_a_share_is_what_an_infinite_resource_saves_and_no_more() -> None:
-    """Offload hides behind compute: a tenth faster PCIe extrapolated would claim six times it."""
+    """Offload hides behind compute: a tenth faster PCIe extrapolated claims several times it."""
     calibration = default_calibration(K2.cluster.node.gpu)
     host = next(s for s in sensitivities(K2, OFFLOADED, calibration) if s.role == "host link")
     one = Candidates.from_plans((OFFLOADED,))
@@ -115,8 +115,9 @@ def test_a_share_is_what_an_infinite_resource_saves_and_no_more() -> None:
         / evaluate(K2, one, calibration).step_time_s[0]
     )
     assert host.share == pytest.approx(saved, rel=1e-6)
-    assert host.share < 0.06
-    assert host.tenth / (1 - 1 / STEP) > 0.3
+    extrapolated = host.tenth / (1 - 1 / STEP)
+    assert extrapolated > 0.3
+    assert host.share < extrapolated / 4
 
 
 def test_links_keep_rows_of_their_own_whatever_they_are_called() -> None:
