@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flopwright.errors import InputError
 from flopwright.plan.parallel import ParallelPlan, plan_violations
 from flopwright.simulator.accuracy.rows import COLUMNS
 from flopwright.simulator.accuracy.run_of_row import PublishedRun, PublishedRuns, published_runs
@@ -314,3 +315,36 @@ def test_no_cell_is_ever_an_exception(tmp_path: Path, changes: list[dict[str, st
     for run in found.runs:
         assert not plan_violations(run.plan, run.scenario)
         assert run.measured_step_s is None or 0 < run.measured_step_s < float("inf")
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    body=st.binary(max_size=200),
+    head=st.sampled_from([b"", b"metric,value\n", b"id,metric,value,gpu\n"]),
+)
+def test_no_file_is_ever_another_exception(tmp_path: Path, body: bytes, head: bytes) -> None:
+    path = tmp_path / "any.csv"
+    path.write_bytes(head + body)
+    try:
+        found = published_runs(path)
+    except InputError:
+        return
+    assert all(reason for _, reason in found.skipped)
+
+
+def test_a_table_may_lack_nearly_all_columns(tmp_path: Path) -> None:
+    path = tmp_path / "few.csv"
+    path.write_text(
+        "id,model,gpu,n_gpus,gbs,seq,metric,value\n"
+        "a-step_time,Llama3-8B,H200,8,64,4096,step_time,5.5\n"
+        "b-step_time,Llama3-8B,H200,8,64,4096,tokens_per_s,9000\n"
+    )
+    found = published_runs(path)
+    assert [r.id for r in found.runs] == ["a", "b-step_time"]
+    first = found.runs[0]
+    assert "own-plan" in first.flags
+    assert first.stack.label() == "other-undated-dense"
+    assert first.measured_step_s == 5.5
+    assert found.runs[1].measured_step_s == pytest.approx(64 * 4096 / 9000)
