@@ -8,7 +8,7 @@ bound): the ranking is then that of replaying every candidate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +31,7 @@ from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.evaluate import group_costs, same_pipeline
 from flopwright.simulator.training.program import program_of
 from flopwright.simulator.training.replay import Durations, replay_step_seconds
+from flopwright.simulator.training.schedule_rules import paired, reduces
 from flopwright.simulator.training.stages import PipelineCosts
 from flopwright.spec.scenario import Scenario
 
@@ -80,11 +81,15 @@ def replayed_step_times(
 
 
 def _program_keys(candidates: Candidates, scenario: Scenario) -> Ints:
-    """Returns what decides a candidate's lowered list, (C, 5), micro-batches last."""
+    """Returns what decides how a candidate's list is timed, (C, 6), micro-batches last.
+
+    What is made again before a backward takes its time wherever it stands, but not inside a
+    pair.
+    """
     c = candidates
-    reduces = (c.dp * c.cp > 1).astype(np.int64)
+    again = paired(c) & (c.recompute > 0)
     microbatches = c.num_microbatches(scenario.workload.global_batch_size)
-    return np.stack([c.schedule, c.pp, c.vpp, reduces, microbatches], axis=1)
+    return np.stack([c.schedule, c.pp, c.vpp, reduces(c), again, microbatches], axis=1)
 
 
 def _durations(costs: list[PipelineCosts]) -> Durations:
@@ -98,7 +103,15 @@ def _durations(costs: list[PipelineCosts]) -> Durations:
         reduce_s=joined(lambda c: c.end.reduce_s),
         step_s=joined(lambda c: c.end.tail_s),
         norm_s=joined(lambda c: np.asarray(c.end.norm_s)),
+        weight_s=joined(lambda c: c.weight_s),
+        recompute_s=joined(lambda c: _part(c, c.backward, "recompute")),
+        forward_exchange_s=joined(lambda c: _part(c, c.forward, "ep_comm")),
+        backward_exchange_s=joined(lambda c: _part(c, c.backward, "ep_comm")),
     )
+
+
+def _part(costs: PipelineCosts, classes: Mapping[str, Floats], name: str) -> Floats:
+    return classes[name] if name in classes else np.zeros_like(costs.send_s)
 
 
 def finalists(
