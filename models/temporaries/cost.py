@@ -99,7 +99,7 @@ def _feed_forward(moments: _Moments, spec: ModelSpec, width: int, prefix: str) -
     t, n = local.tokens, width / local.tp
     inner, weight, whole = t * n, moments.weights * n * hidden, t * hidden
     # A cut layer gathers the gradient of its scattered output.
-    gathered = np.where((local.tp > 1) & local.sequence_parallel, whole, 0.0)
+    gathered = np.where(np.logical_and(local.tp > 1, local.sequence_parallel), whole, 0.0)
     moments.row(f"{prefix}down_proj", gathered + inner + weight)
     if spec.mlp.kind == "swiglu":
         moments.row(f"{prefix}swiglu", gathered + 3 * inner - inner)

@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from flopwright.errors import InputError
+from flopwright.ops import Array
 from flopwright.simulator.accuracy.memory_habits import profile_of_run
 from flopwright.simulator.accuracy.run_of_row import PublishedRun
 from flopwright.simulator.accuracy.score import Scored
@@ -84,7 +85,7 @@ def write_constants(constants: MemoryConstants, path: Path) -> None:
     path.write_text(head + dump_yaml(rounded), encoding="utf-8")
 
 
-def _stage(run: PublishedRun, bytes_by_stage: np.ndarray) -> float:
+def _stage(run: PublishedRun, bytes_by_stage: Array) -> float:
     """Returns the bytes of the rank that was read; by default of the fullest."""
     said = run.notes.lower()
     if "last rank" in said:
@@ -169,14 +170,14 @@ def fit_constants(runs: Iterable[PublishedRun], found: Mapping[str, RunBytes]) -
     mine = [r for r in runs if r.id in found and not r.flags & APART]
     factors = {}
     for name in FACTORS:
-        value = _typical(mine, name, lambda r, n=name: r.memory[n] / found[r.id].held)
+        value = _typical(mine, name, lambda measured, r: measured / found[r.id].held)
         if value is not None:
             factors[name] = value
     reserve = factors.get("reserved", RESERVE)
     each = _typical(
         mine,
         DEVICE,
-        lambda r: max(r.memory[DEVICE] - reserve * found[r.id].held, 0.0) / found[r.id].groups,
+        lambda measured, r: max(measured - reserve * found[r.id].held, 0.0) / found[r.id].groups,
         quantile=_SAFE_QUANTILE,
     )
     constants = MemoryConstants(factors=factors, group_bytes=each)
@@ -186,13 +187,13 @@ def fit_constants(runs: Iterable[PublishedRun], found: Mapping[str, RunBytes]) -
 def _typical(
     runs: Sequence[PublishedRun],
     name: str,
-    value: Callable[[PublishedRun], float],
+    value: Callable[[float, PublishedRun], float],
     quantile: float = 0.5,
 ) -> float | None:
     by_model: dict[str, list[float]] = {}
     for run in runs:
         if name in run.memory:
-            by_model.setdefault(run.model_name, []).append(value(run))
+            by_model.setdefault(run.model_name, []).append(value(run.memory[name], run))
     if not by_model:
         return None
     return float(np.quantile([np.median(v) for v in by_model.values()], quantile))

@@ -104,7 +104,7 @@ def _held(
         p.before_update + f.update + f.resident - f.gradients + fixed
         for p, f in zip(peaks, found, strict=True)
     ]
-    return np.maximum(allocated, np.array(beside))
+    return np.asarray(np.maximum(allocated, np.array(beside)))
 
 
 def _numbers(
@@ -118,7 +118,7 @@ def _numbers(
     copy = layers[EMBEDDING].dense if _copies_table(scenario, set(mine)) else 0.0
 
     def total(name: str, kinds: set[str]) -> float:
-        return sum(n * getattr(layers[k], name) for k, n in mine.items() if k in kinds)
+        return float(sum(n * getattr(layers[k], name) for k, n in mine.items() if k in kinds))
 
     every, ends = set(mine), {EMBEDDING, HEAD}
     return RankNumbers(

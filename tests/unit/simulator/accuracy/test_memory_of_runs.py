@@ -23,6 +23,7 @@ from flopwright.simulator.accuracy.memory import (
 from flopwright.simulator.accuracy.memory_habits import profile_of_run
 from flopwright.simulator.accuracy.run_of_row import PublishedRun, published_runs
 from flopwright.simulator.accuracy.stack_of_row import StackKey
+from flopwright.simulator.memory.profile import MemoryProfile
 from flopwright.spec.load import load_model, load_scenario
 
 BASE = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
@@ -131,29 +132,27 @@ def test_the_rank_that_was_read_is_the_rank_that_is_predicted() -> None:
 
 
 def test_rows_say_what_their_runs_do_otherwise() -> None:
-    def profile(**more: object) -> object:
-        return profile_of_run(_run(**more))  # type: ignore[arg-type]
-
     plain = profile_of_run(_run())
     assert plain.weight_gradients == "dummy"
     notes = "flags: no-gradient-accumulation-fusion, attention-backend=unfused"
     said = profile_of_run(_run(notes=notes))
     assert (said.weight_gradients, said.attention) == ("separate", "unfused")
     assert profile_of_run(_run(era="unfused")).attention == "unfused"
-    titan = {"framework": "torchtitan", "notes": "torch.compile"}
-    old, new = (profile_of_run(_run(**titan, era="compiled", year=y)) for y in (2024, 2025))
+    titan = _run(framework="torchtitan", notes="torch.compile", era="compiled")
+    old, new = (profile_of_run(replace(titan, year=y)) for y in (2024, 2025))
     assert new.logit_bytes < old.logit_bytes
-    assert profile(framework="torchtitan") == profile(framework="torchtitan", era="eager")
+    eager = _run(framework="torchtitan", era="eager")
+    assert profile_of_run(eager).eager
 
 
 def test_a_cumulative_ladder_keeps_its_earlier_steps() -> None:
-    def step(name: str) -> object:
+    def step(name: str) -> MemoryProfile:
         notes = f"cumulative optimisation ladder, step: {name}"
         return profile_of_run(_run(framework="torchtune", notes=notes))
 
-    assert step("+packed").loss_chunks == 1  # type: ignore[attr-defined]
+    assert step("+packed").loss_chunks == 1
     late = step("+8-bit AdamW")
-    assert (late.loss_chunks, late.moment_bytes, late.gradient_bytes) == (8, 1, 0)  # type: ignore[attr-defined]
+    assert (late.loss_chunks, late.moment_bytes, late.gradient_bytes) == (8, 1, 0)
 
 
 def test_committed_constants_are_sane_and_written_back_the_same(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from flopwright.spec.from_columns import model_from_columns
 from flopwright.spec.load import load_model, load_scenario
 from flopwright.spec.parameters import num_params, parameters
 from flopwright.spec.scenario import Scenario
-from flopwright.spec.workload import Optimizer, Precision
+from flopwright.spec.workload import ExpertLoad, Optimizer, Precision
 
 BASE = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
 GPT = model_from_columns(hidden=1024, layers=8, heads=16, vocab=51_200, ffn=4096).spec
@@ -247,14 +247,9 @@ def test_offloaded_activations_leave_two_micro_batches() -> None:
 def test_skewed_routing_fills_the_busiest_rank() -> None:
     moe = load_model("qwen3_30b_a3b")
     plan = ParallelPlan(dp_shard=16, ep=16, zero_stage=1)
-    loads = [
-        {"kind": "balanced"},
-        {"kind": "power_law", "exponent": 0.5},
-        {"kind": "power_law", "exponent": 1.0},
-    ]
-    kind = type(BASE.workload.expert_load)
+    loads = [ExpertLoad(), *(ExpertLoad(kind="power_law", exponent=x) for x in (0.5, 1.0))]
     peaks = [
-        stack_memory(_scenario(model=moe, expert_load=kind(**x)), plan, MEGATRON).allocated[0]
+        stack_memory(_scenario(model=moe, expert_load=x), plan, MEGATRON).allocated[0]
         for x in loads
     ]
     assert peaks == sorted(peaks)
