@@ -98,7 +98,7 @@ def _cut_levels(cluster: ClusterSpec) -> Levels:
         storage_bytes_per_s=storage,
         leaf_gpus=leaf_nodes(cluster) * node.gpus,
         domain_gpus=node.domain_gpus,
-        mesh_gpus=node.gpus if node.link_layout == "mesh" else 0,
+        mesh_gpus=node.gpus if node.link_layout == "mesh" and node.gpus > 1 else 0,
     )
 
 

@@ -93,6 +93,14 @@ def test_a_mesh_gives_two_gpus_one_of_its_links() -> None:
         assert seconds == pytest.approx(8e12 * (g - 1) / g / rate, rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", list(Collective))
+@pytest.mark.filterwarnings("error")
+def test_one_gpu_of_a_mesh_has_the_network_alone(kind: Collective) -> None:
+    cluster = _cluster(1, 8, layout="mesh")
+    seconds = collective_seconds(kind, 8e9, group_shape([8], [1], 1), cluster, NONE).seconds[0]
+    assert 8e9 / 40e9 / 2 < seconds < 1
+
+
 def test_host_memory_disks_and_storage_are_in_the_graph() -> None:
     cluster = cluster_of("hgx_h100", 16)
     graph = topology(cluster)
