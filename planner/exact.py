@@ -31,7 +31,7 @@ from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.evaluate import group_costs, same_pipeline
 from flopwright.simulator.training.program import program_of
 from flopwright.simulator.training.replay import Durations, replay_step_seconds
-from flopwright.simulator.training.schedule_rules import paired, reduces
+from flopwright.simulator.training.schedule_rules import paired, reduces, reduces_by_chunk
 from flopwright.simulator.training.stages import PipelineCosts
 from flopwright.spec.scenario import Scenario
 
@@ -81,7 +81,7 @@ def replayed_step_times(
 
 
 def _program_keys(candidates: Candidates, scenario: Scenario) -> Ints:
-    """Returns what decides how a candidate's list is timed, (C, 6), micro-batches last.
+    """Returns what decides how a candidate's list is timed, (C, 7), micro-batches last.
 
     What is made again before a backward takes its time wherever it stands, but not inside a
     pair.
@@ -89,7 +89,8 @@ def _program_keys(candidates: Candidates, scenario: Scenario) -> Ints:
     c = candidates
     again = paired(c) & (c.recompute > 0)
     microbatches = c.num_microbatches(scenario.workload.global_batch_size)
-    return np.stack([c.schedule, c.pp, c.vpp, reduces(c), again, microbatches], axis=1)
+    same = (c.schedule, c.pp, c.vpp, reduces(c), reduces_by_chunk(c), again, microbatches)
+    return np.stack(same, axis=1)
 
 
 def _durations(costs: list[PipelineCosts]) -> Durations:

@@ -76,7 +76,9 @@ class Durations:
         exchange[Family.FORWARD] = f_exchange
         for family in (Family.BACKWARD, Family.BACKWARD_REST, Family.INPUT, Family.INPUT_REST):
             exchange[family] = b_exchange
-        ends = np.concatenate([self.reduce_s, self.step_s])
+        # Chunks that reduce by themselves share their stage's time.
+        parts = np.array(program.reductions).reshape(-1, *(1 for _ in self.columns))
+        ends = np.concatenate([self.reduce_s / parts, self.step_s])
         own_rows = np.concatenate([*(own[f] for f in own), ends])
         exchange_rows = np.concatenate([*(exchange[f] for f in own), np.zeros_like(ends)])
         assert len(own_rows) == program.num_rows, "as many rows as the program counts"
@@ -130,6 +132,11 @@ class Disturbance:
     def replicas(self) -> int:
         """Data-parallel replicas that differ."""
         return int(self.factors[0].shape[2])
+
+    def only(self, sample: int) -> Disturbance:
+        """Returns one sample of it."""
+        part = tuple(f[:, sample : sample + 1] for f in self.factors)
+        return Disturbance(factors=part, links=self.links, group=self.group)
 
 
 def disturbed_seconds(

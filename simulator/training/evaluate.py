@@ -29,6 +29,7 @@ from flopwright.simulator.training.candidates import (
 from flopwright.simulator.training.check import check_candidates
 from flopwright.simulator.training.closed_form import stage_end_seconds
 from flopwright.simulator.training.durations import pair_seconds
+from flopwright.simulator.training.schedule_rules import reduces_by_chunk
 from flopwright.simulator.training.stages import PipelineCosts, pipeline_costs
 from flopwright.spec.scenario import Scenario
 
@@ -231,7 +232,9 @@ def _step_seconds(costs: PipelineCosts, m: Ints, hop_s: Array) -> Array:
         pair_saving_s=_pair_saving_s(costs),
     )
     end = costs.end
-    ready = (done + end.reduce_s).max(axis=0) + end.norm_s
+    # Of chunks that reduce by themselves at least the last one does so after the backward.
+    reduced = end.reduce_s / np.where(reduces_by_chunk(costs.candidates), costs.vpp, 1)
+    ready = (done + reduced).max(axis=0) + end.norm_s
     return np.asarray(ready + end.tail_s.max(axis=0))
 
 

@@ -137,6 +137,7 @@ class Program:
         lanes: links and copy engines that entries use.
         pairs: (row of the first, row of the second half) of each row that is a pair; these
             rows come after all others.
+        reductions: how many actions reduce a stage's gradients, at least 1.
     """
 
     num_stages: int
@@ -145,6 +146,7 @@ class Program:
     codes: tuple[Code, ...]
     lanes: tuple[Lane, ...]
     pairs: tuple[tuple[int, int], ...]
+    reductions: tuple[int, ...]
 
     @property
     def num_rows(self) -> int:
@@ -256,7 +258,14 @@ class _Builder:
             tuple(self._codes),
             tuple(self._lanes),
             tuple(self._pairs),
+            tuple(max(1, n) for n in self._reductions()),
         )
+
+    def _reductions(self) -> list[int]:
+        out = [0] * self._stages
+        for stage, action in self._entries:
+            out[stage] += action.kind is ActionKind.REDUCE_GRADIENTS
+        return out
 
     def _first_pair(self) -> int:
         return NUM_CHUNK_FAMILIES * self._chunks + 2 * self._stages

@@ -13,12 +13,18 @@ from flopwright.plan.schedules.placement import (
     PAIRED,
     fewest_microbatches,
 )
-from flopwright.simulator.training.candidates import SCHEDULES, Candidates, Ints
+from flopwright.simulator.training.candidates import (
+    DATA_PARALLELS,
+    SCHEDULES,
+    Candidates,
+    Ints,
+)
 
 Bools = NDArray[np.bool_]
 
 _LEAST: Final = np.array([CHUNKS_PER_STAGE[s][0] for s in SCHEDULES])
 _MOST: Final = np.array([CHUNKS_PER_STAGE[s][1] or np.iinfo(np.int64).max for s in SCHEDULES])
+_FSDP2: Final = DATA_PARALLELS.index("fsdp2")
 _PAIRED: Final = np.array([s in PAIRED for s in SCHEDULES])
 _ROUNDS: Final = np.array([s in IN_ROUNDS for s in SCHEDULES])
 # Fewest micro-batches a stage; where any number will do, 0.
@@ -37,6 +43,11 @@ def reduces(c: Candidates) -> Bools:
     dense = c.dp * c.cp * np.where(c.sequence_parallel > 0, c.tp, 1)
     experts = c.dp * c.cp * c.tp // (c.ep * c.etp)
     return np.asarray(np.maximum(dense, experts) > 1)
+
+
+def reduces_by_chunk(c: Candidates) -> Bools:
+    """Returns whether chunks reduce by themselves, not the whole stage at the step's end."""
+    return np.asarray((c.zero_stage >= 2) | (c.data_parallel == _FSDP2))
 
 
 def chunks_fit(c: Candidates) -> Bools:

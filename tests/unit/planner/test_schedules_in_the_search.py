@@ -40,6 +40,9 @@ def _plans() -> list[ParallelPlan]:
         for s in SCHEDULES
         for shape in shapes
     ]
+    plans.append(plans[-1].model_copy(update={"data_parallel": "fsdp2"}))
+    zb_v = next(p for p in plans if p.schedule == "zb_v")
+    plans.append(zb_v.model_copy(update={"data_parallel": "fsdp2"}))
     return [p for p in plans if not plan_violations(p, SMALL)]
 
 
