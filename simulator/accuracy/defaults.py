@@ -83,7 +83,7 @@ def precision_of(
     if re.search(r"torchtune", configuration.text("framework").lower()):
         out |= {"gradients": compute, "optimizer_state": compute, "master_weights": "none"}
         assumed.say("gradients and optimizer state in the weights' format")
-    if adapters and gemm != "same":
+    if adapters and gemm != "same" and stack.framework == "mlperf":
         out["frozen_weights"] = "fp8"
         assumed.say("frozen weights stored in FP8")
     return out

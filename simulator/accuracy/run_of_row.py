@@ -153,6 +153,8 @@ def run_of(configuration: Configuration, plan_for: PlanFor | None = None) -> Pub
     assumed = Assumed()
     seq_len = configuration.whole("seq")
     if seq_len is None:
+        if configuration.value("step_time") is not None:
+            raise _bad("seq", "", "a step time without its sequence length says nothing")
         seq_len = _USUAL_SEQ
         assumed.say(f"sequence length {seq_len}")
         assumed.flags.add("no-seq")
@@ -163,7 +165,7 @@ def run_of(configuration: Configuration, plan_for: PlanFor | None = None) -> Pub
     scenario = _scenario(configuration, model, stack, gpu, axes, assumed)
     plan = _plan(configuration, scenario, stack, axes, assumed)
     if "own-plan" in assumed.flags and not axes.sharded and plan_for is not None:
-        scenario, plan = _own_plan(scenario, plan, axes, plan_for, assumed)
+        plan = _own_plan(configuration, scenario, plan, axes, plan_for, assumed)
     broken = plan_violations(plan, scenario)
     if broken:
         raise InputError(list(broken))
@@ -211,9 +213,9 @@ def _scenario(
         "precision": precision_of(configuration, stack, gpu, rank is not None, assumed),
         "lora_rank": rank,
     }
-    if model.family.startswith("kimik2") and stack.framework in ("megatron_bridge", "nemo"):
+    if model.family.startswith("kimik2"):
         workload["optimizer"] = {"kind": "muon"}
-        assumed.say("Muon")
+        assumed.say("the Muon optimizer, which the model was trained with")
     if re.search(r"token.?drop", configuration.notes.lower()):
         workload["expert_load"] = {"kind": "capacity"}
     return Scenario(
@@ -257,14 +259,22 @@ def _plan(
 
 
 def _own_plan(
-    scenario: Scenario, plan: ParallelPlan, axes: Axes, plan_for: PlanFor, assumed: Assumed
-) -> tuple[Scenario, ParallelPlan]:
+    configuration: Configuration,
+    scenario: Scenario,
+    plan: ParallelPlan,
+    axes: Axes,
+    plan_for: PlanFor,
+    assumed: Assumed,
+) -> ParallelPlan:
     found = plan_for(scenario, axes.known)
     if found is None:
         assumed.say("no plan of the planner's fits: simple defaults")
-        return scenario, plan
-    assumed.say(f"the planner's own plan: {found.label()}")
-    return scenario, found
+        return plan
+    if configuration.text("recompute"):  # the row says it, whatever the planner would choose
+        stated = ("recompute", "recompute_tags", "recompute_layers")
+        found = found.model_copy(update={name: getattr(plan, name) for name in stated})
+    assumed.replace("tp ", f"the planner's own plan: {found.label()}")
+    return found
 
 
 def _run(
@@ -283,8 +293,8 @@ def _run(
     source = source_family(configuration)
     family = model.family + ("+lora" if "lora" in assumed.flags else "")
     sweep = (
-        source, scenario.model.name, gpu, axes.num_gpus, work.global_batch_size, work.seq_len,
-        work.precision.compute, work.precision.gemm,
+        source, family, scenario.model.name, gpu, axes.num_gpus, work.global_batch_size,
+        work.seq_len, work.precision.compute, work.precision.gemm,
     )  # fmt: skip
     return PublishedRun(
         id=configuration.id,

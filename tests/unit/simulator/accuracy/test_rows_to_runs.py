@@ -82,6 +82,7 @@ def test_rates_give_the_same_step(tmp_path: Path, metric: str, value: str) -> No
         ({"n_gpus": ""}, "number of GPUs"),
         ({"tp": "3", "n_gpus": "48"}, "heads"),
         ({"gbs": "", "mbs": ""}, "without its batch"),
+        ({"seq": ""}, "without its sequence length"),
         ({"pp": "64", "n_gpus": "128", "tp": "1"}, "layers"),
         ({"value": "nan"}, "no positive number"),
     ],
@@ -169,6 +170,16 @@ def test_adapters(tmp_path: Path, change: dict[str, str], rank: int | None) -> N
     run = one(tmp_path, **change)
     assert run.scenario.workload.lora_rank == rank
     assert ("lora" in run.flags) == (rank is not None)
+
+
+def test_frozen_weights_are_narrow_and_kimi_is_trained_by_muon(tmp_path: Path) -> None:
+    lora = {"model": "Llama2-70B (LoRA r16)", "precision": "FP8", "n_gpus": "8"}
+    mlperf = one(tmp_path, source="mlcommons/training_results_v5.0:X/results/y", **lora)
+    assert mlperf.scenario.workload.precision.frozen_weights == "fp8"
+    assert one(tmp_path, **lora).scenario.workload.precision.frozen_weights is None
+    kimi = one(tmp_path, model="Kimi-K2", ep="32", tp="1")
+    assert kimi.scenario.workload.optimizer.kind == "muon"
+    assert kimi.stack.family == "moe"
 
 
 def test_batches_that_do_not_divide_are_rounded_or_made_smaller(tmp_path: Path) -> None:
@@ -263,8 +274,11 @@ def test_the_planner_fills_a_row_that_lacks_its_plan(tmp_path: Path) -> None:
     assert asked == [{"pp": 1, "cp": 1}]
     assert found.runs[0].plan.tp == 4
     assert "own-plan" in found.runs[0].flags
+    assert found.runs[0].plan.recompute == "none"
+    full = published_runs(table(tmp_path, LLAMA | {"tp": "", "recompute": "full"}), plan_for)
+    assert full.runs[0].plan.recompute == "full"
     published_runs(table(tmp_path, LLAMA), plan_for)
-    assert len(asked) == 1
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(
