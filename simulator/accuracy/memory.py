@@ -18,7 +18,7 @@ from pydantic import Field
 
 from flopwright.errors import InputError
 from flopwright.ops import Array
-from flopwright.simulator.accuracy.memory_habits import profile_of_run
+from flopwright.simulator.accuracy.memory_habits import profile_of_run, scenario_of_run
 from flopwright.simulator.accuracy.run_of_row import PublishedRun
 from flopwright.simulator.accuracy.score import Scored
 from flopwright.simulator.memory.stack_memory import StackMemory, stack_memory
@@ -117,7 +117,8 @@ def run_bytes(run: PublishedRun) -> RunBytes:
         InputError: a plan that the memory model cannot lay out.
     """
     plan = run.plan
-    memory: StackMemory = stack_memory(run.scenario, plan, profile_of_run(run))
+    profile = profile_of_run(run)
+    memory: StackMemory = stack_memory(scenario_of_run(run, profile), plan, profile)
     return RunBytes(
         allocated=_stage(run, memory.allocated),
         resident=_stage(run, memory.resident),

@@ -7,9 +7,12 @@ from typing import Final
 
 from flopwright.simulator.accuracy.run_of_row import PublishedRun
 from flopwright.simulator.memory.profile import MemoryProfile, profile_of
+from flopwright.spec.from_columns import GPT_VOCAB
+from flopwright.spec.scenario import Scenario
 
 # Loss that is compiled keeps its logits and makes their gradient, both narrow.
 _COMPILED_LOSS_FROM: Final = 2025
+_GPT2_VOCAB: Final = 50_257
 _LOSS_CHUNKS: Final = 8  # torchtune's chunked loss, by default
 _NF4_BYTES: Final = 0.5 + 0.016  # 4 bits and, doubly quantised, 0.127 bits of scales (QLoRA)
 # Steps of a cumulative ladder, in their order, and what each changes.
@@ -22,6 +25,16 @@ _LADDER: Final[tuple[tuple[str, dict[str, object]], ...]] = (
     ("activation offload", {}),
     ("8-bit adamw", {"moment_bytes": 1.0}),
 )
+
+
+def scenario_of_run(run: PublishedRun, profile: MemoryProfile) -> Scenario:
+    """Returns a run's scenario; an assumed GPT vocabulary is GPT-2's, which its stack pads."""
+    model = run.scenario.model
+    assumed = f"vocabulary ({GPT_VOCAB})" in run.assumed
+    if profile.pad_vocab_to == 1 or not assumed or model.vocab_size != GPT_VOCAB:
+        return run.scenario
+    plain = model.model_copy(update={"vocab_size": _GPT2_VOCAB})
+    return run.scenario.model_copy(update={"model": plain})
 
 
 def profile_of_run(run: PublishedRun) -> MemoryProfile:

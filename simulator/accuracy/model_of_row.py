@@ -184,8 +184,12 @@ def _fill(given: dict[str, Any], configuration: Configuration, assumed: list[str
     if given.get("hidden") is None:
         raise _refused(name, "neither its hidden size nor its name says what shape it has")
     hidden = given["hidden"]
-    if given.get("vocab") is None and name.lower().startswith("gpt") and given.get("experts"):
-        given["vocab"] = GPT_VOCAB
+    gated = "swiglu" in name.lower()
+    if given.get("vocab") is None and name.lower().startswith("gpt"):
+        if given.get("experts") or gated:
+            given["vocab"] = GPT_VOCAB
+        if gated:
+            given.setdefault("tied", "untie" not in configuration.notes.lower())
     if given.get("layers") is None:
         if billions is None:
             raise _refused(name, "its number of layers is not known")
