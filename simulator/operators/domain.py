@@ -11,6 +11,8 @@ from flopwright.ops import OpTable
 from flopwright.simulator.calibration.model import EfficiencyCurve
 
 EXTRAPOLATED: Final = "extrapolated"
+# Bytes stream alike at every size; only a product's efficiency has a shape.
+_SHAPED: Final = frozenset({"gemm", "grouped_gemm", "attention"})
 
 
 def outside(curve: EfficiencyCurve, ops: OpTable, rows: NDArray[np.intp]) -> str:
@@ -18,7 +20,7 @@ def outside(curve: EfficiencyCurve, ops: OpTable, rows: NDArray[np.intp]) -> str
 
     Rows that no candidate runs do not count; neither do shapes of no size.
     """
-    if not curve.domain:
+    if curve.kind not in _SHAPED:
         return ""
     runs = (ops.count[rows] > 0) & (ops.flops[rows] > 0)
     beyond = []

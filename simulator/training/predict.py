@@ -13,6 +13,7 @@ from flopwright.report.trace import Trace
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.interval import step_time_interval
 from flopwright.simulator.calibration.model import Calibration
+from flopwright.simulator.operators.domain import extrapolations
 from flopwright.simulator.training.assumptions import standing_assumptions
 from flopwright.simulator.training.blocks import price_blocks, shard_combos
 from flopwright.simulator.training.candidates import Candidates
@@ -61,7 +62,9 @@ def predict(
     prediction = Prediction(
         plan_name=name,
         metrics=_metrics(scenario, plan, costs, calibration, step_s, time_s),
-        step_time_interval=step_time_interval(calibration, time_s),
+        step_time_interval=step_time_interval(
+            calibration, time_s, extrapolated=extrapolations(costs.assumptions) > 0
+        ),
         provenance=_provenance(calibration, costs.assumptions),
         calibration_id=calibration.id,
         assumptions=(*standing_assumptions(scenario, plan, calibration), *costs.assumptions),

@@ -84,6 +84,15 @@ def test_the_interval_covers_what_its_model_draws() -> None:
     assert abs(inside - 0.8) < 0.01 + 5 * math.sqrt(0.8 * 0.2 / draws)
 
 
+def test_operators_outside_their_curves_widen_the_interval() -> None:
+    calibration = Calibration(id="c", created="", source="t", step_residual_log=0.2)
+    inside = step_time_interval(calibration, {"compute": 1.0})
+    beyond = step_time_interval(calibration, {"compute": 1.0}, extrapolated=True)
+    ratio = math.log(beyond.high) / math.log(inside.high)
+    assert ratio == pytest.approx(math.hypot(0.2, 0.1) / 0.2)
+    assert beyond.low < inside.low
+
+
 def test_files_round_trip_as_yaml_and_json(tmp_path: Path) -> None:
     calibration = make_calibration(factors={"forward": 1.25}, step_residual_dof=4.0)
     for name in ("c.yaml", "c.json"):
