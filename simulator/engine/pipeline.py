@@ -33,13 +33,14 @@ class StepRun:
     Attributes:
         start_s, end_s: of every entry of the program, (replicas, entries); a send's or a
             copy's are those of the transfer, a receive's of the wait for it.
-        exchange_s: when an action's exchange with other replicas began, (replicas, entries);
-            not a number where it was not told apart from the rest of the action.
+        worked_s, exchange_s: when an action's own work ended and its exchange with other
+            replicas began, (replicas, entries); not a number where they were not told apart.
         num_events: events that the engine went through.
     """
 
     start_s: Array
     end_s: Array
+    worked_s: Array
     exchange_s: Array
     step_time_s: float
     num_events: int
@@ -112,7 +113,7 @@ class _Step:
         count = len(program.codes)
         self._start = [[0.0] * count for _ in range(replicas)]
         self._end = [[0.0] * count for _ in range(replicas)]
-        self._apart: list[dict[int, float]] = [{} for _ in range(replicas)]
+        self._apart: list[dict[int, tuple[float, float]]] = [{} for _ in range(replicas)]
         # Of what a lane does: None, True once it is done, or the event that somebody waits for.
         self._state: list[list[Any]] = [[None] * count for _ in range(replicas)]
         self._lanes = [[_LaneState() for _ in program.lanes] for _ in range(replicas)]
@@ -125,13 +126,15 @@ class _Step:
                 self._env.process(self._rank(stage, replica))
         self._env.run()
         end = np.array(self._end)
-        apart = np.full(end.shape, np.nan)
+        apart = np.full((*end.shape, 2), np.nan)
         for replica, found in enumerate(self._apart):
-            apart[replica, list(found)] = list(found.values())
+            if found:
+                apart[replica, list(found)] = list(found.values())
         return StepRun(
             start_s=np.array(self._start),
             end_s=end,
-            exchange_s=apart,
+            worked_s=apart[..., 0],
+            exchange_s=apart[..., 1],
             step_time_s=float(end.max()),
             num_events=next(self._env._eid),
         )
@@ -183,9 +186,10 @@ class _Step:
 
     def _trade(self, stage: int, replica: int, i: int, seconds: float) -> Process:
         """Exchanges tokens with the other replicas of the group, once all have come to it."""
+        worked_s = self._env.now
         if self._group > 1:
             yield from self._meet((i, replica // self._group), self._group)
-        self._apart[replica][i] = self._env.now
+        self._apart[replica][i] = (worked_s, self._env.now)
         path = () if self._routes is None else self._routes.exchange[replica][stage]
         yield self._move(path, seconds)
 
