@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -138,6 +139,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+@lru_cache(maxsize=64)
+def _unchanged(path: Path, modified_ns: int) -> Calibration:
+    """Returns a shipped calibration, read once: many plans are priced with one prior."""
+    return read_calibration(path)
+
+
 def default_calibration(gpu: GpuSpec) -> Calibration:
     """Returns the public prior for a GPU: its own shipped seed, its kind's, or the bare one.
 
@@ -147,7 +154,7 @@ def default_calibration(gpu: GpuSpec) -> Calibration:
     for name in (gpu.name, gpu.kind):
         path = SHIPPED / f"{name}.yaml"
         if path.is_file():
-            return read_calibration(path)
+            return _unchanged(path, path.stat().st_mtime_ns)
     bare = Calibration(
         id="bare",
         created="",
