@@ -25,9 +25,9 @@ def in_flight(schedule: str, pp: int, vpp: int, num_microbatches: int) -> tuple[
     A mixture is the number of micro-batches in flight of each of the stage's vpp chunks in
     model order, shape (mixtures, vpp). GPipe holds all; 1F1B at most pp - stage (arXiv
     2104.04473); the interleaved list at most 2 (pp - stage - 1) + (vpp - 1) pp + 1 chunks;
-    ZB-H1 as 1F1B plus what waits for its weights' gradients (arXiv 2401.10241), ZB-V and
-    DualPipe-V 2 pp chunks on every stage. A micro-batch counts until its weights'
-    gradients are done.
+    ZB-H1 as 1F1B plus what waits for its weights' gradients (arXiv 2401.10241), ZB-V 2 pp
+    and DualPipe-V 2 pp + 1 chunks on every stage (plan/schedules/in_flight.py). A
+    micro-batch counts until its weights' gradients are done.
     """
     m = num_microbatches
     if schedule == "gpipe":

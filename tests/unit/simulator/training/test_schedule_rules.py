@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from flopwright.plan.lower import lower, reduces_gradients, units
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.plan.schedules.placement import CHUNKS_PER_STAGE
+from flopwright.plan.schedules.in_flight import max_in_flight
+from flopwright.plan.schedules.placement import (
+    CHUNKS_PER_STAGE,
+    ScheduleName,
+    fewest_microbatches,
+    in_rounds,
+)
 from flopwright.plan.schedules.registry import compute_actions
+from flopwright.simulator.memory.in_flight import in_flight
 from flopwright.simulator.training.candidates import SCHEDULES, Candidates
 from flopwright.simulator.training.schedule_rules import chunks_fit, paired, reduces
 
@@ -41,3 +49,16 @@ def test_pairs_stand_in_the_lists_of_the_schedules_that_are_said_to_have_them() 
     candidates = Candidates.from_plans(plans)
     np.testing.assert_array_equal(paired(candidates), found)
     assert chunks_fit(candidates).all()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("pp", [1, 2, 3, 8])
+def test_memory_counts_as_many_forwards_as_the_formula(schedule: ScheduleName, pp: int) -> None:
+    least, most = CHUNKS_PER_STAGE[schedule]
+    for vpp in range(least, (most or 3) + 1):
+        for m in sorted({1, 2, 5, pp, 2 * pp, 3 * pp, 6 * pp}):
+            if m < fewest_microbatches(schedule, pp) or (in_rounds(schedule, vpp) and m % pp):
+                continue
+            plan = ParallelPlan(pp=pp, vpp=vpp, schedule=schedule)
+            held = [int(x.sum(axis=1).max()) for x in in_flight(schedule, pp, vpp, m)]
+            assert held == [max_in_flight(plan, s, m) for s in range(pp)]
