@@ -126,7 +126,8 @@ def muon_seconds(
     Each matrix is orthogonalised once among the ranks that share it, spread evenly.
     """
     out = {"whole": 0.0, "tp": 0.0, "ep": 0.0}
-    if scenario.workload.optimizer.kind != "muon":
+    # Adapters are thin: their products are too small to count beside the element-wise update.
+    if scenario.workload.optimizer.kind != "muon" or scenario.workload.lora_rank is not None:
         return (0.0, 0.0, 0.0)
     for param in layer_parameters(scenario.model, layer):
         if not (param.is_matrix and param.trainable):

@@ -56,7 +56,8 @@ def exposed(
         fits = np.minimum(compute_s / total, 1.0)
         for cls in hidden:
             hidden[cls] = hidden[cls] * fits
-            slow = calibration.overlap_slowdown.get(cls, 0.0)
+            slows = calibration.overlap_slowdown
+            slow = slows.get(cls, slows.get(_SHARE_OF.get(cls, cls), 0.0))
             if slow:
                 lost = lost + slow * hidden[cls]
     for cls, seconds in comm.items():

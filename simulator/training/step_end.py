@@ -207,7 +207,7 @@ def _traffic(
     replicas = np.zeros(dense.shape)
     if (candidates.dp_replicate > 1).any():
         replicas = both(Collective.ALL_REDUCE, *shards, groups.replicas)
-    frozen = _frozen_bytes(price.scenario, params)
+    frozen = np.where(candidates.zero_stage == 3, _frozen_bytes(price.scenario, params), 0.0)
     return _Traffic(
         both(Collective.ALL_REDUCE, *scatter, groups.whole),
         both(Collective.REDUCE_SCATTER, *scatter, groups.shard),

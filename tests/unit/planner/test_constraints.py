@@ -35,6 +35,13 @@ BROKEN = {
         vpp=2, schedule="interleaved_1f1b", pp=16, micro_batch_size=16, dp_shard=128
     ),
     "schedule_batch": _change(vpp=2, schedule="dualpipe_v", micro_batch_size=8),
+    "expert_shards": _change(etp=3),
+    "tokens_sent_once": _change(tp=2, dp_shard=64, sequence_parallel=False),
+    "ulysses_heads": _change(cp=128, dp_shard=1, context_parallel="ulysses"),
+    "recompute_lists": _change(recompute="none", recompute_tags=("norm",)),
+    "recompute_depth": _change(recompute_layers=2),
+    "gradient_shards_move": _change(gradient_offload=True, optimizer_offload=True),
+    "weight_shards_move": _change(parameter_offload=True),
     "all_gpus": _change(dp_shard=64),
     "tp_in_node": _change(tp=16, pp=1, dp_shard=128),
     "sequence_shards": _change(cp=3),
@@ -111,6 +118,15 @@ def test_shape_rules_equal_the_plans_own_on_random_plans() -> None:
                 micro_batch_size=int(rng.choice([1, 2, 3, 16])),
                 zero_stage=int(rng.choice([0, 1, 2, 3])),
                 schedule=str(rng.choice(SCHEDULES)),
+                etp=int(rng.choice([1, 1, 2, 3])),
+                sequence_parallel=bool(rng.random() < 0.9),
+                context_parallel=str(rng.choice(["ring", "ulysses"])),
+                recompute=(policy := str(rng.choice(["none", "selective", "full"]))),
+                recompute_tags=("norm",) if policy == "selective" and rng.random() < 0.9 else (),
+                recompute_layers=1 if policy == "full" and rng.random() < 0.9 else None,
+                optimizer_offload=bool(rng.integers(2)),
+                gradient_offload=bool(rng.random() < 0.1),
+                parameter_offload=bool(rng.random() < 0.1),
             )
         )
     shape = [r for r in RULES if r.shape]
