@@ -258,6 +258,8 @@ def test_a_run_in_a_headline_has_nothing_against_it(tmp_path: Path) -> None:
         run = one(tmp_path, **change)
         assert flag in run.flags
         assert not run.in_overall
+    assert "tp-across-nodes" not in one(tmp_path, tp="8").flags  # a whole node
+    assert "tp-across-nodes" not in one(tmp_path, tp="16", gpu="GB200").flags
     assert "amd" in one(tmp_path, gpu="MI300X").flags
     assert one(tmp_path, gpu="MI300X").in_overall
     assert "reduced-layers" in one(tmp_path, layers="4").flags
