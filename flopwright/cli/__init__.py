@@ -22,6 +22,7 @@ VERBS: Final[dict[str, str]] = {
     "run": "Run one or more plans for real on this machine.",
     "calibrate": "Fit the simulator to the store's measurements.",
     "compare": "Show predicted against measured, before and after calibration.",
+    "accuracy": "Predict published runs and show how far off the predictions are.",
     "rollouts": "Simulate RL rollout rounds and find the best lambda.",
     "dashboard": "Open the dashboard in a browser.",
     "demo": "Run the whole loop on this machine.",

@@ -19,7 +19,7 @@ from flopwright.ops import Array
 # Where Huber's loss turns linear: 95 % as efficient as least squares on normal noise.
 HUBER: Final = 1.345
 _ITERATIONS: Final = 60
-_TOLERANCE: Final = 1e-7
+_TOLERANCE: Final = 1e-6
 
 # From parameters to (residuals (R,), Jacobian (R, P)).
 Residuals = Callable[[Array], tuple[Array, Array]]

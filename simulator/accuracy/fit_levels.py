@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from flopwright.ops import Array
 from flopwright.simulator.accuracy.fit_bayes import Posterior, robust_map
-from flopwright.simulator.accuracy.fit_step import SLOT, SLOTS, StepArrays, step_seconds
+from flopwright.simulator.accuracy.fit_step import (
+    COMMS,
+    ENDS,
+    HOSTS,
+    KERNELS,
+    SLOT,
+    SLOTS,
+    StepArrays,
+    step_seconds,
+)
 
 Ints = NDArray[np.int64]
 Rows = NDArray[Any] | slice
@@ -31,7 +40,8 @@ class Term:
     Attributes:
         level: its name, such as "gpu" or "stack host".
         slots: scalars that share it.
-        by: label of the run whose values it tells apart; "" is one for all runs.
+        by: label of the run whose values it tells apart; "" is one for all runs. A run
+            whose label is empty has no such term.
         std: spread of its prior, in logarithms ("x", "s") or logits ("hide").
     """
 
@@ -80,12 +90,21 @@ class Design:
         return np.log(seconds), out[:, :-1]
 
 
-def design(terms: Sequence[Term], labels: Sequence[Mapping[str, str]], base: Array) -> Design:
+def design(
+    terms: Sequence[Term],
+    labels: Sequence[Mapping[str, str]],
+    base: Array,
+    active: NDArray[np.bool_] | None = None,
+) -> Design:
     """Returns the parameters that the runs with these labels need.
 
     Args:
         base: scalars (not linked) of a run about which nothing is known, (SLOTS,).
+        active: which scalars a run's step depends on, (R, SLOTS); None is all. A term that
+            no run depends on is not there.
     """
+    if active is None:
+        active = np.ones((len(labels), len(SLOTS)), bool)
     names: dict[str, int] = {}
     spreads: list[float] = []
     depth = max(sum(slot in t.slots for t in terms) for slot in SLOTS)
@@ -93,16 +112,44 @@ def design(terms: Sequence[Term], labels: Sequence[Mapping[str, str]], base: Arr
     used = [0] * len(SLOTS)
     for term in terms:
         for row, label in enumerate(labels):
+            if term.by and not label[term.by]:
+                continue
+            mine = [SLOT[slot] for slot in term.slots if active[row, SLOT[slot]]]
+            if not mine:
+                continue
             name = f"{term.level}|{label[term.by] if term.by else ''}"
             if name not in names:
                 names[name] = len(names)
                 spreads.append(term.std)
-            for slot in term.slots:
-                index[row, SLOT[slot], used[SLOT[slot]]] = names[name]
+            for place in mine:
+                index[row, place, used[place]] = names[name]
         for slot in term.slots:
             used[SLOT[slot]] += 1
     index[index < 0] = len(names)
     return Design(names=tuple(names), std=np.array(spreads), base=base, index=index)
+
+
+def active_scalars(arrays: StepArrays) -> NDArray[np.bool_]:
+    """Returns which scalars each run's step depends on, (R, SLOTS)."""
+    out = np.zeros((len(arrays), len(SLOTS)), np.bool_)
+    end = arrays.end.max(axis=1) > 0
+    by_chunk = (
+        (KERNELS, "x ", arrays.kernel),
+        (COMMS, "x ", arrays.comm),
+        (COMMS, "hide ", arrays.comm),
+        (HOSTS, "s host ", arrays.layers),
+    )
+    for names, prefix, values in by_chunk:
+        out[:, [SLOT[prefix + name] for name in names]] = values.max(axis=1) > 0
+    reduce, gather, update, offload = (end[:, ENDS.index(name)] for name in ENDS)
+    out[:, SLOT["x dp_comm"]] = reduce | gather
+    out[:, SLOT["hide dp_comm"]] = reduce | gather
+    out[:, SLOT["x optimizer"]] = update
+    out[:, SLOT["x offload"]] = offload
+    out[:, SLOT["x pp_comm"]] = arrays.hop > 0
+    out[:, SLOT["s constant"]] = True
+    out[:, SLOT["s dp_rank"]] = arrays.dp_ranks > 1
+    return out
 
 
 def linked(raw: Array) -> Array:
@@ -124,6 +171,9 @@ def _link_slope(values: Array) -> Array:
 
 
 _SIGMA: Final = 0.06
+# A parameter whose variance is that of its prior, and which stays at 0, is not free.
+_UNDECIDED: Final = 0.999
+_UNMOVED: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +183,11 @@ class LevelFit:
     design: Design
     posterior: Posterior
     sigma: float
+
+    def decided(self) -> NDArray[np.bool_]:
+        """Returns which parameters the runs moved or narrowed; the others are their priors."""
+        share = np.diag(self.posterior.covariance) / self.design.std**2
+        return np.asarray((share < _UNDECIDED) | (np.abs(self.posterior.theta) > _UNMOVED))
 
     def effective_parameters(self) -> float:
         """Returns how many parameters the data decided: sum of 1 - posterior / prior variance."""

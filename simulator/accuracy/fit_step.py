@@ -68,7 +68,7 @@ class StepArrays:
         microbatches, pp, vpp: (R,).
         hop: seconds of the hops that a step waits for, (R,).
         end: gradient reduction, gathering, optimizer, offload of each stage, (R, P, 4).
-        backward: one micro-batch's backward, behind which the reduction may hide, (R,).
+        forward, backward: one micro-batch's, behind which gathering and reduction may hide, (R,).
         norm: seconds that are not scaled, (R,).
         dp_ranks: ranks that reduce a gradient together, (R,).
         correction: see the module, (R,).
@@ -83,6 +83,7 @@ class StepArrays:
     vpp: Array
     hop: Array
     end: Array
+    forward: Array
     backward: Array
     norm: Array
     dp_ranks: Array
@@ -138,19 +139,24 @@ def _add_ends(a: StepArrays, values: Array, gradient: Array) -> None:
     rows = np.arange(len(a))
     share = np.clip(values[:, SLOT["hide dp_comm"]], 0.0, 1.0)
     factor = values[:, SLOT["x dp_comm"]]
-    raw = a.end[:, :, 0]
-    open_share = np.maximum(1 - share[:, None], 1 - a.backward[:, None] / np.maximum(raw, 1e-12))
-    open_share = np.where(raw > 0, open_share, 0.0)
-    total = factor[:, None] * (raw * open_share + a.end[:, :, 1])
+    reduce, gather = a.end[:, :, 0], a.end[:, :, 1]
+    open_reduce, bound_reduce = _open(reduce, share, a.backward)
+    open_gather, bound_gather = _open(gather, share, a.forward)
+    total = factor[:, None] * (reduce * open_reduce + gather * open_gather)
     total = total + values[:, SLOT["x optimizer"], None] * a.end[:, :, 2]
     total = total + values[:, SLOT["x offload"], None] * a.end[:, :, 3]
-    worst = total.argmax(axis=1)
-    at = a.end[rows, worst]
-    bounded = open_share[rows, worst] > 1 - share
-    gradient[:, SLOT["x dp_comm"]] = at[:, 0] * open_share[rows, worst] + at[:, 1]
-    gradient[:, SLOT["hide dp_comm"]] = np.where(bounded, 0.0, -factor * at[:, 0])
-    gradient[:, SLOT["x optimizer"]] = at[:, 2]
-    gradient[:, SLOT["x offload"]] = at[:, 3]
+    worst = (rows, total.argmax(axis=1))
+    gradient[:, SLOT["x dp_comm"]] = (reduce * open_reduce + gather * open_gather)[worst]
+    hidden = np.where(bound_reduce, 0.0, reduce) + np.where(bound_gather, 0.0, gather)
+    gradient[:, SLOT["hide dp_comm"]] = -factor * hidden[worst]
+    gradient[:, SLOT["x optimizer"]] = a.end[:, :, 2][worst]
+    gradient[:, SLOT["x offload"]] = a.end[:, :, 3][worst]
     gradient[:, SLOT["x pp_comm"]] = a.hop
     gradient[:, SLOT["s constant"]] = 1.0
     gradient[:, SLOT["s dp_rank"]] = a.dp_ranks
+
+
+def _open(seconds: Array, share: Array, compute_s: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Returns (share of the seconds that is exposed, where compute bounds what is hidden)."""
+    least = 1 - compute_s[:, None] / np.maximum(seconds, 1e-12)
+    return np.maximum(1 - share[:, None], least), least > 1 - share[:, None]

@@ -48,6 +48,7 @@ def runs(per_stack: int, seed: int = 1) -> tuple[StepArrays, list[dict[str, str]
         vpp=np.ones(count),
         hop=np.zeros(count),
         end=np.zeros((count, 1, len(ENDS))),
+        forward=np.zeros(count),
         backward=np.zeros(count),
         norm=np.zeros(count),
         dp_ranks=np.zeros(count),

@@ -29,6 +29,7 @@ def arrays(runs: int = 1, kinds: int = 2, stages: int = 2) -> StepArrays:
         vpp=np.ones(runs),
         hop=zero(runs),
         end=zero((runs, stages, len(ENDS))),
+        forward=zero(runs),
         backward=zero(runs),
         norm=zero(runs),
         dp_ranks=zero(runs),
@@ -89,7 +90,7 @@ def test_derivatives_are_the_numerical_ones() -> None:
     a.chunks[...] = rng.integers(0, 3, a.chunks.shape)
     a.microbatches[:] = rng.integers(1, 9, runs)
     a.vpp[:] = rng.integers(1, 3, runs)
-    for name in ("hop", "norm", "dp_ranks", "correction", "backward"):
+    for name in ("hop", "norm", "dp_ranks", "correction", "forward", "backward"):
         getattr(a, name)[:] = rng.uniform(0.5, 1.5, runs)
     at = rng.uniform(0.2, 0.8, (runs, len(SLOTS)))
     _, gradient = step_seconds(a, at)

@@ -1,0 +1,101 @@
+"""`flopwright accuracy`: predictions beside published measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from flopwright.errors import InputError, Violation
+
+Advance = Callable[[int, int], None]
+
+
+def accuracy(
+    file: Annotated[
+        Path, typer.Argument(help="CSV of measured runs, one metric a row (docs/accuracy.md).")
+    ],
+    by: Annotated[
+        str, typer.Option("--by", help="Group by these labels, e.g. source,gpu,model.")
+    ] = "",
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write the report as JSON here; - prints it.")
+    ] = None,
+    cross_validate: Annotated[
+        str | None,
+        typer.Option(
+            "--cross-validate",
+            help="cell or stack: leave each out, fit the others, predict what was left out.",
+        ),
+    ] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Write a scatter plot here.")] = None,
+) -> None:
+    """Predict published runs and show how far off the predictions are.
+
+    Without --cross-validate the committed stacks predict: what a user gets. With it, every
+    run is predicted by a fit that saw neither it nor its cell (or its software stack).
+
+    Example: flopwright accuracy training_runs.csv --by gpu --png accuracy.png
+    """
+    from flopwright.cli._accuracy_view import show
+    from flopwright.cli._console import console_of
+    from flopwright.cli._own_plan import own_plan
+    from flopwright.cli._targets import check_file
+    from flopwright.planner.export.folder import check_place
+    from flopwright.simulator.accuracy.figure import accuracy_png
+    from flopwright.simulator.accuracy.report_make import accuracy_report
+    from flopwright.simulator.calibration.files import write_atomically
+
+    folds = _folds(cross_validate)
+    to_stdout = json_out is not None and str(json_out) == "-"
+    check_file("--png", png, ".png", "the picture is a PNG")
+    if json_out is not None and not to_stdout:
+        check_place(json_out)
+    labels = [name.strip() for name in by.split(",") if name.strip()]
+    with _progress(quiet=to_stdout) as advance:
+        report = accuracy_report(file, labels, folds, own_plan, advance)
+    if png is not None:
+        write_atomically(png, accuracy_png(report))
+    if to_stdout:
+        typer.echo(json.dumps(report.to_data()))
+        return
+    if json_out is not None:
+        write_atomically(json_out, json.dumps(report.to_data(), indent=1) + "\n")
+    show(console_of(110), report)
+    for path in (json_out, png):
+        if path is not None:
+            typer.echo(f"written: {path}")
+
+
+def _folds(text: str | None) -> Literal["cell", "stack"] | None:
+    if text is None:
+        return None
+    if text == "cell":
+        return "cell"
+    if text == "stack":
+        return "stack"
+    raise InputError(
+        Violation(
+            field="--cross-validate", value=text, rule="what is left out at a time",
+            nearest_fix="cell or stack",
+        )
+    )  # fmt: skip
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Advance | None]:
+    """Yields a callback that moves a bar on stderr; nothing is drawn where no person looks."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("runs", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
