@@ -12,12 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flopwright.simulator.accuracy.memory import (
-    CONSTANTS,
-    fit_constants,
-    run_bytes_of,
-    write_constants,
-)
+from flopwright.simulator.accuracy.memory import fit_constants, run_bytes_of
+from flopwright.simulator.accuracy.memory_constants import CONSTANTS, write_constants
 from flopwright.simulator.accuracy.run_of_row import published_runs
 
 

@@ -10,24 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import numpy as np
-from pydantic import Field
 
 from flopwright.errors import InputError
 from flopwright.ops import Array
+from flopwright.simulator.accuracy.memory_constants import MemoryConstants, shipped_constants
 from flopwright.simulator.accuracy.memory_habits import profile_of_run, scenario_of_run
 from flopwright.simulator.accuracy.run_of_row import PublishedRun
 from flopwright.simulator.accuracy.score import Scored
 from flopwright.simulator.memory.stack_memory import StackMemory, stack_memory
-from flopwright.spec.base import Spec
-from flopwright.spec.load import dump_yaml
-from flopwright.spec.validate import validate
-from flopwright.spec.yaml_lines import read_yaml
 
-CONSTANTS: Final = Path(__file__).with_name("memory_constants.yaml")
 # What a definition counts: tensors between steps, or at their peak.
 RESIDENT: Final = "resident"
 EXACT: Final = ("allocated", RESIDENT)
@@ -50,45 +44,6 @@ _LEAST_SPREAD: Final = 0.03
 _NORMAL_80: Final = 1.2816
 
 
-class MemoryConstants(Spec):
-    """What was learnt from measured runs.
-
-    Attributes:
-        factors: measured over the predicted allocated peak, by definition.
-        group_bytes: what a card holds beside the allocator for each group of ranks it talks
-            in (communicators; the context is one of them); None: what the GPU's catalog file
-            assumes for all.
-        log_std: spread of measured / predicted, by definition.
-    """
-
-    factors: dict[str, float] = Field(default_factory=dict)
-    group_bytes: float | None = None
-    log_std: dict[str, float] = Field(default_factory=dict)
-
-    @property
-    def free_parameters(self) -> int:
-        """How many numbers were fitted; spreads do not move a prediction."""
-        return len(self.factors) + (self.group_bytes is not None)
-
-
-def shipped_constants() -> MemoryConstants:
-    """Returns the committed constants."""
-    return validate(MemoryConstants, read_yaml(CONSTANTS))
-
-
-def write_constants(constants: MemoryConstants, path: Path) -> None:
-    """Writes constants with what they are."""
-    rounded = constants.model_copy(
-        update={
-            "factors": {k: round(v, 4) for k, v in constants.factors.items()},
-            "log_std": {k: round(v, 4) for k, v in constants.log_std.items()},
-            "group_bytes": constants.group_bytes and round(constants.group_bytes, -6),
-        }
-    )
-    head = "# Fitted by scripts/fit_memory.py to published peaks; medians over models.\n"
-    path.write_text(head + dump_yaml(rounded), encoding="utf-8")
-
-
 def _stage(run: PublishedRun, bytes_by_stage: Array) -> float:
     """Returns the bytes of the rank that was read; by default of the fullest."""
     said = run.notes.lower()
@@ -104,7 +59,8 @@ class RunBytes:
     """A run's bytes before anything fitted.
 
     Attributes:
-        beside: what its GPU's file assumes kept; `groups`: groups of ranks, the context as one.
+        beside: what its GPU's file assumes kept; `groups`: groups of ranks, the context as one;
+            `card`: all that the GPU has.
     """
 
     allocated: float
@@ -112,6 +68,7 @@ class RunBytes:
     held: float
     beside: float
     groups: int
+    card: float
 
 
 def run_bytes(run: PublishedRun) -> RunBytes:
@@ -121,13 +78,14 @@ def run_bytes(run: PublishedRun) -> RunBytes:
         InputError: a plan that the memory model cannot lay out.
     """
     plan = run.plan
-    profile = profile_of_run(run)
+    profile, gpu = profile_of_run(run), run.scenario.cluster.node.gpu
     memory: StackMemory = stack_memory(scenario_of_run(run, profile), plan, profile)
     return RunBytes(
         allocated=_stage(run, memory.allocated),
         resident=_stage(run, memory.resident),
         held=_stage(run, memory.held),
-        beside=float(run.scenario.cluster.node.gpu.reserved_bytes),
+        beside=float(gpu.reserved_bytes),
+        card=float(gpu.hbm_bytes),
         groups=2 + sum(n > 1 for n in (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep)),
     )
 
@@ -146,13 +104,13 @@ def run_bytes_of(
 
 
 def by_definition(found: RunBytes, constants: MemoryConstants) -> dict[str, float]:
-    """Returns bytes under every definition."""
+    """Returns bytes under every definition; a run that was measured fitted its card."""
     out = {"allocated": found.allocated, RESIDENT: found.resident, UNKNOWN: found.allocated}
     factors = {"reserved": RESERVE, **constants.factors}
     out |= {name: found.held * factors.get(name, 1.0) for name in FACTORS}
     each = constants.group_bytes
     out[DEVICE] = out["reserved"] + (found.beside if each is None else each * found.groups)
-    return out
+    return {name: min(nbytes, found.card) for name, nbytes in out.items()}
 
 
 def predicted_memory(

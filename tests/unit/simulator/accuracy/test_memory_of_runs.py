@@ -8,7 +8,6 @@ import pytest
 
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.simulator.accuracy.memory import (
-    CONSTANTS,
     EXACT,
     RESERVE,
     by_definition,
@@ -17,6 +16,9 @@ from flopwright.simulator.accuracy.memory import (
     predicted_memory,
     run_bytes,
     run_bytes_of,
+)
+from flopwright.simulator.accuracy.memory_constants import (
+    CONSTANTS,
     shipped_constants,
     write_constants,
 )
@@ -27,7 +29,7 @@ from flopwright.simulator.memory.profile import MemoryProfile
 from flopwright.spec.load import load_model, load_scenario
 
 BASE = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
-PLAN = ParallelPlan(dp_shard=8, zero_stage=1)
+PLAN = ParallelPlan(tp=8, dp_shard=8, zero_stage=1)
 
 
 def _run(
@@ -70,7 +72,7 @@ def test_constants_are_those_that_the_readings_were_made_with() -> None:
     ]
     constants = fit_constants(runs, run_bytes_of(runs)[0])
     assert constants.factors == {"reserved": pytest.approx(1.07)}
-    assert constants.group_bytes == pytest.approx(3e9 / 3)  # context, all ranks, dp
+    assert constants.group_bytes == pytest.approx(3e9 / 4)  # context, all ranks, dp, tp
     assert constants.free_parameters == 2
     for run in runs:
         definition, measured = next(iter(run.memory.items()))
@@ -100,6 +102,14 @@ def test_without_a_teacher_the_catalog_says_what_a_card_keeps() -> None:
     gpu = run.scenario.cluster.node.gpu
     wanted = run_bytes(run).held * RESERVE + gpu.reserved_bytes
     assert found.predicted == pytest.approx(wanted)
+
+
+def test_a_run_that_was_measured_fitted_its_card() -> None:
+    run = _run(plan=ParallelPlan(micro_batch_size=16))
+    predicted = predicted_memory(run)
+    card = run.scenario.cluster.node.gpu.hbm_bytes
+    assert run_bytes(run).allocated > card
+    assert predicted["allocated"] == predicted["smi"] == card
 
 
 def test_runs_whose_plan_is_a_guess_stand_apart_and_teach_nothing() -> None:
