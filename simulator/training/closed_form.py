@@ -52,12 +52,15 @@ def stage_end_seconds(
         schedule: index into SCHEDULES.
         forward_s, backward_s: by chunk, (pp * vpp, C); hop_s: from chunk c to c + 1.
         weight_s: the part of backward_s that is weight gradients; 0 if not given.
-        pair_saving_s: by stage, (pp, C), for schedules that run a forward and a backward as
-            a pair: what the pair is shorter by than its halves apart, at most; 0 if not given.
+        pair_saving_s: for schedules that run a forward and a backward as a pair: what it is
+            shorter by than its halves apart, by stage and local chunk of the forward and of
+            the backward, (pp, vpp, vpp, C); 0 if not given.
     """
     if SCHEDULES[schedule] not in _BY_FORMULA:
         weight = np.zeros_like(backward_s) if weight_s is None else weight_s
-        saving = np.zeros((pp, backward_s.shape[1])) if pair_saving_s is None else pair_saving_s
+        vpp = len(forward_s) // pp
+        none = np.zeros((pp, vpp, vpp, backward_s.shape[1]))
+        saving = none if pair_saving_s is None else pair_saving_s
         name, inputs = SCHEDULES[schedule], backward_s - weight
         return list_end_seconds(
             name, forward_s, inputs, weight, saving, hop_s, num_microbatches, pp

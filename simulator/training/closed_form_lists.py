@@ -41,13 +41,14 @@ class ListShape:
     """The anchors of all stages' lists, for a number of micro-batches.
 
     Work is counted by stage as (forwards, input gradients, weight gradients of each local
-    chunk, pairs). Anchor a of a stage is that of side a // vpp (0 forward, 1 backward) of
-    its local chunk a % vpp.
+    chunk; pairs by local chunk of the forward and of the backward). Anchor a of a stage is
+    that of side a // vpp (0 forward, 1 backward) of its local chunk a % vpp.
 
     Attributes:
         before: work before the first micro-batch's anchors, (pp, anchors, kinds).
         behind: work after the last micro-batch's anchors; first, last: the anchors' own.
-        pairs: pairs of each stage, (pp,).
+        pairs: pairs of each stage, (pp, vpp * vpp); growth: how many more there are for each
+            micro-batch beyond these.
         between: whether the first anchor a stands no later than the last anchor b,
             (pp, anchors a, anchors b).
         microbatches: what the lists were written out for.
@@ -58,6 +59,7 @@ class ListShape:
     first: Array
     last: Array
     pairs: Array
+    growth: Array
     between: NDArray[np.bool_]
     microbatches: int
 
@@ -72,12 +74,17 @@ def list_shape(schedule: ScheduleName, pp: int, vpp: int, num_microbatches: int)
         for stage in range(pp)
     ]
     before, behind, first, last, pairs, between = (np.array(c) for c in zip(*rows, strict=True))
+    growth = np.zeros_like(pairs)
+    if num_microbatches == PERIODS * pp and pairs.any():
+        fewer = list_shape(schedule, pp, vpp, num_microbatches - pp)
+        growth = (pairs - fewer.pairs) / pp
     return ListShape(
         before=before,
         behind=behind,
         first=first,
         last=last,
         pairs=pairs,
+        growth=growth,
         between=between,
         microbatches=num_microbatches,
     )
@@ -85,7 +92,7 @@ def list_shape(schedule: ScheduleName, pp: int, vpp: int, num_microbatches: int)
 
 def _stage_shape(
     listed: Sequence[Unit], pp: int, vpp: int
-) -> tuple[Array, Array, Array, Array, float, NDArray[np.bool_]]:
+) -> tuple[Array, Array, Array, Array, Array, NDArray[np.bool_]]:
     work = np.array([_work(unit, pp, vpp) for unit in listed])
     upto = np.cumsum(work, axis=0)
     first, last = np.full(2 * vpp, -1), np.full(2 * vpp, -1)
@@ -98,12 +105,12 @@ def _stage_shape(
             last[anchor] = i
     between = first[:, None] <= last[None, :]
     before, behind = upto[first] - work[first], upto[-1] - upto[last]
-    return before, behind, work[first], work[last], float(upto[-1, -1]), between
+    return before, behind, work[first], work[last], upto[-1, 3 * vpp :], between
 
 
 def _work(unit: Unit, pp: int, vpp: int) -> list[float]:
     """Returns the counts of a unit by kind."""
-    out = [0.0] * (3 * vpp + 1)
+    out = [0.0] * (3 * vpp + vpp * vpp)
     for action in unit:
         local = action.chunk // pp
         if action.kind is ActionKind.FORWARD:
@@ -112,7 +119,9 @@ def _work(unit: Unit, pp: int, vpp: int) -> list[float]:
             out[vpp + local] += 1
         if action.kind in {ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT}:
             out[2 * vpp + local] += 1
-    out[-1] = float(len(unit) == 2)
+    if len(unit) == 2:
+        forward, backward = (action.chunk // pp for action in unit)
+        out[3 * vpp + forward * vpp + backward] = 1.0
     return out
 
 
@@ -130,13 +139,14 @@ def list_end_seconds(
 
     Args:
         forward_s, input_s, weight_s: by chunk, (chunks, C), the backward cut in its parts.
-        saving_s: by stage, (pp, C): what a pair is shorter by than its halves apart, at most.
+        saving_s: what a pair is shorter by than its halves apart, by stage and local chunk
+            of the forward and of the backward, (pp, vpp, vpp, C).
         hop_s: from chunk c to c + 1, (chunks, C).
     """
     vpp = len(forward_s) // pp
     table = np.array(chunk_table(schedule, pp, vpp))  # (vpp, pp)
     by_stage = [np.swapaxes(x[table], 0, 1) for x in (forward_s, input_s, weight_s)]
-    seconds = np.concatenate([*by_stage, -saving_s[:, None, :]], axis=1)
+    seconds = np.concatenate([*by_stage, -saving_s.reshape(pp, vpp * vpp, -1)], axis=1)
     out = np.zeros((pp, forward_s.shape[1]))
     listed = np.minimum(num_microbatches, PERIODS * pp)
     for m in np.unique(listed):
@@ -163,8 +173,9 @@ class _Bound:
         """Returns each stage's end; `more` micro-batches than were written out run, (C,)."""
         vpp = len(self.table)
         m = (self.shape.microbatches + more).astype(float)
-        pairs = self.shape.pairs[:, None] + vpp * more
-        total = m * self.seconds[:, :-1].sum(axis=1) + pairs * self.seconds[:, -1]
+        single, saved = self.seconds[:, : 3 * vpp], self.seconds[:, 3 * vpp :]
+        pairs = self.shape.pairs[:, :, None] + self.shape.growth[:, :, None] * more
+        total = m * single.sum(axis=1) + (pairs * saved).sum(axis=1)
         before = self.shape.before @ self.seconds
         behind = self.shape.behind @ self.seconds
         start = self._starts(before)

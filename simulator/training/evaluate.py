@@ -18,7 +18,7 @@ from flopwright.report.metrics import MEMORY_CLASSES, TIME_CLASSES
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.memory.stages import SavedByChunk, StageMemory, stage_memory
-from flopwright.simulator.training.blocks import Blocks, ShardCombos, price_blocks, shard_combos
+from flopwright.simulator.training.blocks import Blocks, price_blocks
 from flopwright.simulator.training.candidates import (
     RECOMPUTES,
     SCHEDULES,
@@ -28,6 +28,7 @@ from flopwright.simulator.training.candidates import (
 )
 from flopwright.simulator.training.check import check_candidates
 from flopwright.simulator.training.closed_form import stage_end_seconds
+from flopwright.simulator.training.combos import ShardCombos, shard_combos
 from flopwright.simulator.training.durations import pair_seconds
 from flopwright.simulator.training.schedule_rules import reduces_by_chunk
 from flopwright.simulator.training.stages import PipelineCosts, pipeline_costs
@@ -99,7 +100,8 @@ def same_pipeline(candidates: Candidates) -> Iterator[Ints]:
 
 def _whole(c: Candidates) -> Ints:
     """Returns 1 where a recompute depth is given and holds: only the full policy has one."""
-    return ((c.recompute_layers >= 0) & (c.recompute == RECOMPUTES.index("full"))).astype(np.int64)
+    whole = (c.recompute_layers >= 0) & (c.recompute == RECOMPUTES.index("full"))
+    return np.asarray(whole, np.int64)
 
 
 def group_costs(
@@ -239,7 +241,9 @@ def _step_seconds(costs: PipelineCosts, m: Ints, hop_s: Array) -> Array:
 
 
 def _pair_saving_s(costs: PipelineCosts) -> Array | None:
-    """Returns by how much a forward and a backward run as a pair are shorter, at most, (pp, C).
+    """Returns by how much a forward and a backward run as a pair are shorter.
+
+    By stage and local chunk of the forward and of the backward, (pp, vpp, vpp, C).
 
     Only the exchanges of experts hide behind the other's work.
     """
@@ -248,10 +252,6 @@ def _pair_saving_s(costs: PipelineCosts) -> Array | None:
     f, b = costs.forward_s, costs.backward_s
     zero = np.zeros_like(f)
     out, in_ = costs.forward.get("ep_comm", zero), costs.backward.get("ep_comm", zero)
-    saving = np.zeros(costs.stages.shape[1:] + f.shape[1:])
-    for i in costs.stages:
-        for j in costs.stages:
-            apart = f[i] + b[j]
-            both = pair_seconds(f[i] - out[i], out[i], b[j] - in_[j], in_[j])
-            saving = np.maximum(saving, apart - both)
-    return saving
+    forward, backward = (costs.stages.T[:, :, None], costs.stages.T[:, None, :])
+    f, b, out, in_ = f[forward], b[backward], out[forward], in_[backward]
+    return np.asarray(f + b - pair_seconds(f - out, out, b - in_, in_))

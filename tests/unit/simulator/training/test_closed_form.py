@@ -13,6 +13,7 @@ from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.actions import COMPUTE_KINDS
 from flopwright.plan.schedules.placement import (
     CHUNKS_PER_STAGE,
+    chunks_of_stage,
     fewest_microbatches,
     in_rounds,
     stage_of_chunk,
@@ -25,7 +26,7 @@ from flopwright.simulator.training.closed_form_bubbles import (
     equal_chunks_seconds,
 )
 from flopwright.simulator.training.closed_form_lists import PERIODS, list_shape
-from flopwright.simulator.training.durations import Durations
+from flopwright.simulator.training.durations import Durations, pair_seconds
 from flopwright.simulator.training.program import program_of
 from flopwright.simulator.training.replay import replay
 
@@ -220,14 +221,18 @@ def test_the_bound_holds_where_pairs_hide_exchanges(
         forward_exchange_s=exchange[0], backward_exchange_s=exchange[1],
     )  # fmt: skip
     exact = float(replay(program_of(plan, m), durations).step_time_s)
-    # No pair saves more than its exchanges, or than the shorter of its halves.
-    saving = np.zeros(plan.pp)
-    for c in range(plan.num_chunks):
-        s = stage_of_chunk(plan, c)
-        saving[s] = max(saving[s], exchange[0][c] + exchange[1].max(), 0.0)
+    saving = np.zeros((plan.pp, plan.vpp, plan.vpp, 1))
+    for s in range(plan.pp):
+        for i, c in enumerate(chunks_of_stage(plan, s)):
+            for j, d in enumerate(chunks_of_stage(plan, s)):
+                out, back = exchange[0][c], exchange[1][d]
+                both = pair_seconds(f[c] - out, out, b[d] - back, back)
+                saving[s, i, j] = f[c] + b[d] - both
     columns = (f[:, None], b[:, None], hop[:, None], np.array([m]), plan.pp, w[:, None])
-    ends = stage_end_seconds(SCHEDULES.index(plan.schedule), *columns, saving[:, None])
+    ends = stage_end_seconds(SCHEDULES.index(plan.schedule), *columns, saving)
     assert ends.max() <= exact * (1 + 1e-12)
+    if hop.max() < 0.1:  # hops slow the steady state, which this bound does not follow
+        assert ends.max() >= exact / 1.15
 
 
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_v", "dualpipe_v", "interleaved_1f1b_overlap"])
@@ -238,7 +243,7 @@ def test_more_microbatches_change_no_work_around_the_anchors(schedule: Any, pp: 
         few, many = (list_shape(schedule, pp, vpp, k * pp) for k in (PERIODS, PERIODS + 3))
         for name in ("before", "behind", "first", "last", "between"):
             np.testing.assert_array_equal(getattr(few, name), getattr(many, name))
-        np.testing.assert_array_equal(many.pairs - few.pairs, 3 * pp * vpp * (few.pairs > 0))
+        np.testing.assert_allclose(many.pairs - few.pairs, 3 * pp * few.growth)
 
 
 @settings(max_examples=60, deadline=None)
