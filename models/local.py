@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from flopwright.kernels.memory_bound import memory_bound
 from flopwright.ops import Array, Collective, CostBuilder, Phase, ShardShape
 from flopwright.spec.cluster import DTYPE_BYTES
+
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,12 @@ class Local:
         return np.asarray(self.shape.etp, float)
 
     @cached_property
-    def sequence_parallel(self) -> Array:
+    def sequence_parallel(self) -> Bools:
         """Where tokens are cut over tp between the cut matrices, as booleans."""
         return np.asarray(np.asarray(self.shape.sequence_parallel, bool) | (self.tp == 1))
 
     @cached_property
-    def ulysses(self) -> Array:
+    def ulysses(self) -> Bools:
         """Where a context group exchanges heads for tokens, as booleans."""
         return np.asarray(np.asarray(self.shape.ulysses, bool) & (self.cp > 1))
 

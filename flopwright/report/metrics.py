@@ -132,6 +132,9 @@ class Prediction(Spec):
 
     Attributes:
         step_time_interval: of step_time_s.
+        flops_per_s_per_gpu: the same step in each convention that reports use: "causal_half"
+            (attention at half its square), "full" (the whole square), "full_recompute" (the
+            whole square, and every layer's forward once more, as if all were recomputed).
         assumptions: what was assumed because nothing said otherwise.
     """
 
@@ -141,6 +144,7 @@ class Prediction(Spec):
     step_time_interval: Interval
     provenance: Provenance
     calibration_id: str | None = None
+    flops_per_s_per_gpu: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
 
 

@@ -16,15 +16,22 @@ from flopwright.ops import Array, BlockCost, CommTable, OpKind, Phase
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.memory.parameters import ParamCounts, param_counts
 from flopwright.simulator.operators.times import op_seconds
-from flopwright.simulator.training.combos import ShardCombos, shard_shape
+from flopwright.simulator.training.combos import ShardCombos as ShardCombos
 from flopwright.simulator.training.combos import shard_combos as shard_combos
+from flopwright.simulator.training.combos import shard_shape
 from flopwright.simulator.training.kernels import kernel_classes, scaled_seconds
 from flopwright.simulator.training.layer_comms import CommSeconds, comm_seconds
 from flopwright.simulator.training.layers import representatives
 from flopwright.simulator.training.lora import trained_counts, with_adapters
 from flopwright.simulator.training.optimizer import muon_seconds
 from flopwright.simulator.training.recipes import with_recipe
-from flopwright.simulator.training.recompute import Policy, exchanged_again, kept, run_again
+from flopwright.simulator.training.recompute import (
+    Bools,
+    Policy,
+    exchanged_again,
+    kept,
+    run_again,
+)
 from flopwright.spec.scenario import Scenario
 
 _BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
@@ -151,7 +158,7 @@ class _Block:
         scaled = scaled_seconds(times.seconds, cost.ops, classes, self.calibration)
         return scaled, times.assumptions
 
-    def _compute(self, cost: BlockCost, seconds: Array, again: list[Array]) -> dict[str, Array]:
+    def _compute(self, cost: BlockCost, seconds: Array, again: list[Bools]) -> dict[str, Array]:
         """Returns seconds of compute with the factors of their time classes."""
         phase, factor = cost.ops.phase, self.calibration.factors.get
         repeats = factor("recompute", factor("forward", 1.0))
@@ -164,7 +171,7 @@ class _Block:
             "recompute": np.stack([seconds[rows].sum(axis=0) for rows in again]) * repeats,
         }
 
-    def _kernels(self, cost: BlockCost, seconds: Array, again: list[Array]) -> dict[str, Array]:
+    def _kernels(self, cost: BlockCost, seconds: Array, again: list[Bools]) -> dict[str, Array]:
         classes = np.array(kernel_classes(cost.ops, self.kind))
         out = {}
         for name in dict.fromkeys(classes.tolist()):
@@ -184,7 +191,7 @@ class _Block:
                 out[comms.cls[row]][r] += comms.seconds[row]
         return out
 
-    def _exchanges(self, cost: BlockCost) -> list[Array]:
+    def _exchanges(self, cost: BlockCost) -> list[Bools]:
         policies = self.combos.policies
         return [exchanged_again(cost, p.of(self.kind), self.kind) for p in policies]
 
@@ -212,7 +219,7 @@ class _Block:
             out[comms.group[row]] = out.get(comms.group[row], np.zeros(rows.shape)) + rows
         return out
 
-    def _flops(self, cost: BlockCost, again: list[Array]) -> Array:
+    def _flops(self, cost: BlockCost, again: list[Bools]) -> Array:
         """Returns executed FLOPs, those of the mean rank where experts are uneven, (R, U)."""
         once = cost.ops.flops * cost.ops.count
         if self.scenario.workload.expert_load.kind == "power_law":

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from flopwright.errors import InputError, Violation
 from flopwright.report.metrics import StepMetrics
-from flopwright.spec.flops import model_flops_per_token
+from flopwright.spec.flops import hardware_flops_per_token, model_flops_per_token
 from flopwright.spec.scenario import Scenario
 
 
@@ -27,6 +27,20 @@ def compute_peak_flops_per_s(scenario: Scenario) -> float:
             )
         )
     return peak
+
+
+def flops_by_convention(
+    scenario: Scenario, world_size: int, step_time_s: float
+) -> dict[str, float]:
+    """Returns the FLOP/s of one GPU by reporting convention (Prediction.flops_per_s_per_gpu)."""
+    model, seq_len = scenario.model, scenario.workload.seq_len
+    per_token = {
+        "causal_half": model_flops_per_token(model, seq_len),
+        "full": model_flops_per_token(model, seq_len, "full"),
+        "full_recompute": hardware_flops_per_token(model, seq_len),
+    }
+    rate = scenario.workload.tokens_per_step / (step_time_s * world_size)
+    return {name: flops * rate for name, flops in per_token.items()}
 
 
 def step_metrics(

@@ -19,7 +19,7 @@ from flopwright.simulator.training.blocks import price_blocks, shard_combos
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.durations import Durations
 from flopwright.simulator.training.evaluate import memory_of
-from flopwright.simulator.training.metrics import step_metrics
+from flopwright.simulator.training.metrics import flops_by_convention, step_metrics
 from flopwright.simulator.training.program import Program, program_of
 from flopwright.simulator.training.replay import Timeline, replay
 from flopwright.simulator.training.stages import Classes, PipelineCosts, pipeline_costs
@@ -67,6 +67,7 @@ def predict(
         ),
         provenance=_provenance(calibration, costs.assumptions),
         calibration_id=calibration.id,
+        flops_per_s_per_gpu=flops_by_convention(scenario, plan.world_size, step_s),
         assumptions=(*standing_assumptions(scenario, plan, calibration), *costs.assumptions),
     )
     return prediction, trace

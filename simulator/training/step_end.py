@@ -197,13 +197,13 @@ def _traffic(
 
     update = _balance_s(price, candidates, params, groups.whole[0])
     if workload.optimizer.kind == "muon":
-        matrices = (params.dense_matrix * _MOMENTUM_BYTES, params.expert * _MOMENTUM_BYTES)
+        matrix, expert = params.dense_matrix * _MOMENTUM_BYTES, params.expert * _MOMENTUM_BYTES
         cut = candidates.zero_stage > 0
-        gathered = both(Collective.ALL_GATHER, *matrices, groups.shard)
+        gathered = both(Collective.ALL_GATHER, matrix, expert, groups.shard)
         update = update + np.where(cut, gathered, 0.0)
     dense, expert = params.dense, params.expert
     scatter = (dense * gradient, expert * gradient)
-    shards = tuple(n / g.size for n, g in zip(scatter, groups.shard, strict=True))
+    shards = (scatter[0] / groups.shard[0].size, scatter[1] / groups.shard[1].size)
     replicas = np.zeros(dense.shape)
     if (candidates.dp_replicate > 1).any():
         replicas = both(Collective.ALL_REDUCE, *shards, groups.replicas)

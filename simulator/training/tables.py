@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +29,9 @@ def with_rows(ops: OpTable, more: CostBuilder) -> OpTable:
     extra = more.build(ops.num_candidates).ops
     if not len(extra):
         return ops
-    names = {n: (*getattr(ops, n), *getattr(extra, n)) for n in _NAMES}
-    arrays = {n: np.concatenate([getattr(ops, n), getattr(extra, n)]) for n in _ARRAYS}
-    return OpTable(**names, **arrays)
+    columns: dict[str, Any] = {n: (*getattr(ops, n), *getattr(extra, n)) for n in _NAMES}
+    columns |= {n: np.concatenate([getattr(ops, n), getattr(extra, n)]) for n in _ARRAYS}
+    return OpTable(**columns)
 
 
 def with_ops(cost: BlockCost, ops: OpTable) -> BlockCost:
