@@ -19,6 +19,7 @@ from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.memory.stages import FP8_BYTES_PER_NUMBER
 from flopwright.simulator.training.evaluate import memory_of
+from flopwright.simulator.training.layers import kind_of
 from flopwright.simulator.training.program import Program
 from flopwright.simulator.training.stages import PipelineCosts
 from flopwright.simulator.training.trace import RankTimes
@@ -190,8 +191,11 @@ def _operator(scenario: Scenario, plan: ParallelPlan, action: Action) -> str:
         cp=plan.cp,
         dtype=workload.precision.compute,
     )
-    best, found = -1.0, ""
+    kinds: dict[str, int] = {}
     for layer in layers:
+        kinds.setdefault(kind_of(model, layer), layer)
+    best, found = -1.0, ""
+    for layer in kinds.values():
         moments = backward_moments(model, layer, shape)
         row = int(np.argmax(moments.bytes[:, 0]))
         if moments.bytes[row, 0] > best:

@@ -28,7 +28,7 @@ from flopwright.spec.scenario import Scenario
 
 EngineName = Literal["replay", "events"]
 # Entries of all ranks and samples together: beyond, a step would take minutes and gigabytes.
-MAX_ENTRIES = 20_000_000
+MAX_ENTRIES = 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
