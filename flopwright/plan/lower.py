@@ -23,17 +23,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.actions import Action, ActionKind
-from flopwright.plan.schedules.placement import stage_of_chunk
+from flopwright.plan.schedules.placement import chunks_of_stage, stage_of_chunk
 from flopwright.plan.schedules.registry import compute_actions
 
 Lists = tuple[tuple[Action, ...], ...]
 Unit = tuple[Action, ...]  # one compute action, or two that overlap
 
-_BEGINS_BACKWARD = frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT})
-_ENDS_BACKWARD = frozenset({ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT})
+_Often = Literal["action", "step", "never"]
+_FORWARD: Final = ActionKind.FORWARD
+# By (forward, receive).
+_TRANSFER: Final = {
+    (True, True): ActionKind.RECV_FORWARD,
+    (True, False): ActionKind.SEND_FORWARD,
+    (False, True): ActionKind.RECV_BACKWARD,
+    (False, False): ActionKind.SEND_BACKWARD,
+}
 
 
 def lower(plan: ParallelPlan, num_microbatches: int, buckets: Sequence[int] = ()) -> Lists:
@@ -63,45 +71,81 @@ def reduces_gradients(plan: ParallelPlan) -> bool:
 
 def units(actions: Sequence[Action]) -> Iterator[Unit]:
     """Yields a stage's compute actions one by one, those that overlap as pairs."""
-    half: Unit = ()
+    half: Action | None = None
     for action in actions:
-        half = (*half, action)
-        if action.overlaps and len(half) == 1:
-            continue
-        yield half
-        half = ()
-    assert not half, "half of a pair has no other half"
+        if not action.overlaps:
+            yield (action,)
+        elif half is None:
+            half = action
+        else:
+            yield (half, action)
+            half = None
+    assert half is None, "half of a pair has no other half"
 
 
 @dataclass(slots=True)
 class _Stage:
-    """One stage's list in the making."""
+    """One stage's list in the making.
+
+    Attributes:
+        peers: by chunk, the stages of the chunk before and of the one after it; -1 for none
+            and for this stage itself: neighbouring chunks on one stage hand over in place.
+        gathers, reduces: how often weights are gathered and gradients reduced by chunk.
+    """
 
     plan: ParallelPlan
     stage: int
     units: tuple[Unit, ...]
     buckets: Sequence[int]
+    peers: dict[int, tuple[int, int]] = field(init=False)
+    gathers: _Often = field(init=False)
+    reduces: _Often = field(init=False)
     _leaves: set[tuple[int, int]] = field(default_factory=set)
     _left: Counter[int] = field(default_factory=Counter)  # backwards to come, by chunk
     _gathered: set[int] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        plan, last = self.plan, self.plan.num_chunks - 1
+
+        def peer(chunk: int) -> int:
+            stage = stage_of_chunk(plan, chunk) if 0 <= chunk <= last else -1
+            return -1 if stage == self.stage else stage
+
+        mine = chunks_of_stage(plan, self.stage)
+        self.peers = {c: (peer(c - 1), peer(c + 1)) for c in mine}
+        fsdp2 = plan.data_parallel == "fsdp2"
+        kept: _Often = "step" if fsdp2 and plan.zero_stage in {1, 2} else "never"
+        self.gathers = "action" if plan.zero_stage == 3 else kept
+        often: _Often = "action" if plan.zero_stage >= 2 else "step" if fsdp2 else "never"
+        self.reduces = often if reduces_gradients(plan) else "never"
+        if self.reduces == "step":
+            self._left.update(a.chunk for u in self.units for a in u if _ends_backward(a))
+
     def actions(self) -> Iterator[Action]:
         """Yields the whole list."""
         fetches = self._fetches() if self.plan.activation_offload else {}
-        self._left.update(a.chunk for u in self.units for a in u if a.kind in _ENDS_BACKWARD)
+        again = self.plan.recompute != "none"
         for i, unit in enumerate(self.units):
-            for action in unit:
-                yield from self._gathers(action)
-            for action in unit:
-                yield from self._receive(action)
+            if self.gathers != "never":
+                for action in unit:
+                    yield from self._gather(action)
+            yield from self._transfers(unit, receive=True)
             yield from fetches.get(i, ())
-            for action in unit:
-                if self.plan.recompute != "none" and action.kind in _BEGINS_BACKWARD:
-                    yield Action(ActionKind.RECOMPUTE, action.chunk, action.microbatch)
+            if again:
+                for action in unit:
+                    if _begins_backward(action):
+                        yield Action(ActionKind.RECOMPUTE, action.chunk, action.microbatch)
             yield from unit
-            for action in unit:
-                yield from self._after(action)
-        if reduces_gradients(self.plan) and not self._reduces_by_chunk():
+            yield from self._transfers(unit, receive=False)
+            if self._leaves:
+                for action in unit:
+                    if action.kind is _FORWARD and action[1:3] in self._leaves:
+                        yield Action(ActionKind.OFFLOAD, action.chunk, action.microbatch)
+            if self.reduces != "never":
+                for action in unit:
+                    if _ends_backward(action):
+                        yield from self._reduce(action)
+        if reduces_gradients(self.plan) and self.reduces == "never":
             yield Action(ActionKind.REDUCE_GRADIENTS)
         yield Action(ActionKind.OPTIMIZER_STEP)
 
@@ -112,74 +156,54 @@ class _Stage:
         for i, unit in enumerate(self.units):
             for action in unit:
                 key = (action.chunk, action.microbatch)
-                if action.kind is ActionKind.FORWARD:
+                if action.kind is _FORWARD:
                     ran[key] = i
-                elif action.kind in _BEGINS_BACKWARD and i - ran[key] > 2:
+                elif _begins_backward(action) and i - ran[key] > 2:
                     self._leaves.add(key)
                     out.setdefault(i - 1, []).append(Action(ActionKind.FETCH, *key))
         return out
 
-    def _after(self, action: Action) -> Iterator[Action]:
-        """Yields what starts once a compute action is done."""
-        yield from self._send(action)
-        key = (action.chunk, action.microbatch)
-        if action.kind is ActionKind.FORWARD and key in self._leaves:
-            yield Action(ActionKind.OFFLOAD, *key)
-        if action.kind in _ENDS_BACKWARD and self._reduces_by_chunk():
-            self._left[action.chunk] -= 1
-            sharded = self.plan.zero_stage >= 2
-            if sharded or not self._left[action.chunk]:
-                whole = action.microbatch if sharded else -1
-                parts = reversed(self._parts(action.chunk))
-                yield from self._moves(ActionKind.REDUCE_GRADIENTS, action.chunk, whole, parts)
-
-    def _gathers(self, action: Action) -> Iterator[Action]:
-        kind, chunk = action.kind, action.chunk
-        parts = self._parts(chunk)
-        forward = kind is ActionKind.FORWARD
-        if self.plan.zero_stage == 3 and (forward or kind in _BEGINS_BACKWARD):
+    def _gather(self, action: Action) -> Iterator[Action]:
+        chunk, parts = action.chunk, self._parts(action.chunk)
+        forward = action.kind is _FORWARD
+        if self.gathers == "action":
             order = parts if forward else parts[::-1]
-            yield from self._moves(ActionKind.GATHER_WEIGHTS, chunk, action.microbatch, order)
-        elif self._gathers_once() and forward and chunk not in self._gathered:
+            if forward or _begins_backward(action):
+                for part in order:
+                    yield Action(ActionKind.GATHER_WEIGHTS, *action[1:3], bucket=part)
+        elif forward and chunk not in self._gathered:
             self._gathered.add(chunk)
-            yield from self._moves(ActionKind.GATHER_WEIGHTS, chunk, -1, parts)
+            for part in parts:
+                yield Action(ActionKind.GATHER_WEIGHTS, chunk, bucket=part)
 
-    def _gathers_once(self) -> bool:
-        return self.plan.data_parallel == "fsdp2" and self.plan.zero_stage in {1, 2}
-
-    def _reduces_by_chunk(self) -> bool:
-        by_chunk = self.plan.zero_stage >= 2 or self.plan.data_parallel == "fsdp2"
-        return by_chunk and reduces_gradients(self.plan)
+    def _reduce(self, action: Action) -> Iterator[Action]:
+        chunk = action.chunk
+        self._left[chunk] -= 1
+        if self.reduces == "action" or self._left[chunk] == 0:
+            microbatch = action.microbatch if self.reduces == "action" else -1
+            for part in reversed(self._parts(chunk)):
+                yield Action(ActionKind.REDUCE_GRADIENTS, chunk, microbatch, bucket=part)
 
     def _parts(self, chunk: int) -> range:
         """Returns the buckets of a chunk, -1 for the whole."""
         return range(self.buckets[chunk]) if self.buckets else range(-1, 0)
 
-    @staticmethod
-    def _moves(
-        kind: ActionKind, chunk: int, microbatch: int, parts: Iterator[int] | range
-    ) -> Iterator[Action]:
-        for part in parts:
-            yield Action(kind, chunk, microbatch, bucket=part)
+    def _transfers(self, unit: Unit, *, receive: bool) -> Iterator[Action]:
+        """Yields what the actions of a unit receive, or send; weight gradients stay."""
+        for kind, chunk, microbatch, *_ in unit:
+            if kind is ActionKind.BACKWARD_WEIGHT:
+                continue
+            forward = kind is _FORWARD
+            peer = self.peers[chunk][receive != forward]
+            if peer >= 0:
+                yield Action(_TRANSFER[forward, receive], chunk, microbatch, peer)
 
-    def _receive(self, action: Action) -> Iterator[Action]:
-        if action.kind is ActionKind.FORWARD:
-            yield from self._transfer(ActionKind.RECV_FORWARD, action, action.chunk - 1)
-        elif action.kind in _BEGINS_BACKWARD:
-            yield from self._transfer(ActionKind.RECV_BACKWARD, action, action.chunk + 1)
 
-    def _send(self, action: Action) -> Iterator[Action]:
-        if action.kind is ActionKind.FORWARD:
-            yield from self._transfer(ActionKind.SEND_FORWARD, action, action.chunk + 1)
-        elif action.kind in _BEGINS_BACKWARD:
-            yield from self._transfer(ActionKind.SEND_BACKWARD, action, action.chunk - 1)
+def _begins_backward(action: Action) -> bool:
+    kind = action.kind
+    return kind is ActionKind.BACKWARD or kind is ActionKind.BACKWARD_INPUT
 
-    def _transfer(self, kind: ActionKind, action: Action, other: int) -> Iterator[Action]:
-        """Yields the transfer to or from chunk `other`.
 
-        Neighbouring chunks on the same stage hand over in place.
-        """
-        if 0 <= other < self.plan.num_chunks:
-            peer = stage_of_chunk(self.plan, other)
-            if peer != self.stage:
-                yield Action(kind, action.chunk, action.microbatch, peer)
+def _ends_backward(action: Action) -> bool:
+    kind = action.kind
+    return kind is ActionKind.BACKWARD or kind is ActionKind.BACKWARD_WEIGHT
