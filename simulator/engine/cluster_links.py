@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.simulator.collectives.topology import nic_of, shared_links
+from flopwright.simulator.collectives.topology import adapters, nic_of, shared_links
 from flopwright.simulator.engine.links import Route
 from flopwright.simulator.training.program import Lane
 from flopwright.spec.cluster import ClusterSpec
@@ -27,11 +27,17 @@ class ClusterLinks:
     plan: ParallelPlan
     _capacity: dict[Hashable, float] = field(default_factory=dict)
     _edges: dict[tuple[int, int], Route] = field(default_factory=dict)
+    _weight: dict[Hashable, float] = field(default_factory=dict)
 
-    @property
-    def gpus(self) -> int:
-        """GPUs of one rank of the engine: its tensor- and context-parallel group."""
-        return self.plan.cp * self.plan.tp
+    # Asked for every rank, and so looked up once: the GPUs of one rank of the engine (its
+    # tensor- and context-parallel group), the replicas, the GPUs of an NVLink domain.
+    gpus: int = field(init=False)
+    _dp: int = field(init=False)
+    _domain: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gpus, self._dp = self.plan.cp * self.plan.tp, self.plan.dp
+        self._domain = self.cluster.node.domain_gpus
 
     def capacity(self, link: Hashable) -> float:
         """Returns how many transfers the link carries at the speed of one alone."""
@@ -39,13 +45,17 @@ class ClusterLinks:
 
     def weight(self, link: Hashable) -> float:
         """Returns how many GPUs of a rank are on a link that one of them is on."""
-        name = str(link)
+        if link not in self._weight:
+            self._weight[link] = self._gpus_on(str(link))
+        return self._weight[link]
+
+    def _gpus_on(self, name: str) -> float:
         if name.startswith("uplink"):
             return float(self.gpus)
         if not name.startswith("nic"):
             return 1.0
-        node = self.cluster.node
-        return float(min(self.gpus, max(1, node.gpus // min(node.nics or node.gpus, node.gpus))))
+        each = self.cluster.node.gpus // adapters(self.cluster)
+        return float(min(self.gpus, max(1, each)))
 
     def lane(self, lane: Lane, replica: int) -> Route:
         """Returns the route of a send; copies and gathers have theirs to themselves."""
@@ -59,24 +69,27 @@ class ClusterLinks:
         """Returns the route to the next rank of the expert group."""
         size = self.plan.ep
         first = self._first(stage, replica)
-        base = first - first % size
-        return self._next(tuple(range(base, base + size)), first) if size > 1 else ()
+        return self._next(first - first % size, 1, size, first) if size > 1 else ()
 
     def reduce(self, stage: int, replica: int) -> Route:
         """Returns the route to the same rank of the next replica."""
-        group = tuple(self._first(stage, r) for r in range(self.plan.dp))
-        return self._next(group, self._first(stage, replica)) if len(group) > 1 else ()
+        dp, rank = self._dp, self._first(stage, replica)
+        return self._next(self._first(stage, 0), self.gpus, dp, rank) if dp > 1 else ()
 
     def _first(self, stage: int, replica: int) -> int:
-        return (stage * self.plan.dp + replica) * self.gpus
+        return (stage * self._dp + replica) * self.gpus
 
-    def _next(self, group: tuple[int, ...], rank: int) -> Route:
-        """Returns the way to the next in the group: in the next node, if the group has several."""
-        domain = self.cluster.node.domain_gpus
-        here = [r for r in group if r // domain == rank // domain]
-        apart = len(here) < len(group)
-        step = len(here) if apart else 1
-        return self._edge(rank, group[(group.index(rank) + step) % len(group)])
+    def _next(self, base: int, stride: int, count: int, rank: int) -> Route:
+        """Returns the way to the next in a group: in the next node, if the group has several.
+
+        Its members are base, base + stride, ... (`count` of them), `rank` among them.
+        """
+        domain = self._domain
+        node = rank // domain * domain
+        below = max(0, -(-(node - base) // stride))  # members in nodes before this one
+        here = min(count, -(-(node + domain - base) // stride)) - below
+        step = here if here < count else 1
+        return self._edge(rank, base + ((rank - base) // stride + step) % count * stride)
 
     def _edge(self, source: int, target: int) -> Route:
         if (source, target) not in self._edges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from flopwright.simulator.engine.network import Path
@@ -62,45 +63,54 @@ def routes_of(program: Program, links: Links, replicas: int, *, fold: bool) -> R
         fold: simulate one replica for all where they all have the same on their links at the
             same time; it then stands for all of them on the links that they share.
     """
-    stages = range(program.num_stages)
-    asked: tuple[tuple[int, Callable[[int, int], Route]], ...] = (
-        (len(program.lanes), lambda lane, replica: links.lane(program.lanes[lane], replica)),
-        (len(stages), links.exchange),
-        (len(stages), links.reduce),
+    stages = program.num_stages
+    tables = (
+        _Table(links, len(program.lanes), replicas, lambda k, r: links.lane(program.lanes[k], r)),
+        _Table(links, stages, replicas, links.exchange),
+        _Table(links, stages, replicas, links.reduce),
     )
-    routes = [
-        [[route(k, replica) for k in range(count)] for replica in range(replicas)]
-        for count, route in asked
-    ]
-    names: dict[Hashable, int] = {}
-    weights: dict[tuple[int, int, Hashable], float] = {}
-    for kind, by_replica in enumerate(routes):
-        for by_key in by_replica:
-            for key, route in enumerate(by_key):
-                for link in route:
-                    names.setdefault(link, len(names))
-                    place = (kind, key, link)
-                    weights[place] = weights.get(place, 0.0) + links.weight(link)
-    capacities = tuple(links.capacity(link) for link in names)
-
-    def paths(kind: int, replica: int, together: bool) -> tuple[Path, ...]:
-        return tuple(
-            tuple(
-                (names[k], weights[kind, key, k] if together else links.weight(k)) for k in route
-            )
-            for key, route in enumerate(routes[kind][replica])
-        )
-
-    def loads(replica: int) -> list[list[list[tuple[float, float]]]]:
-        return [
-            [[(capacities[k], w) for k, w in path] for path in paths(kind, replica, True)]
-            for kind in range(len(asked))
-        ]
-
-    first = loads(0)
-    alike = fold and all(loads(r) == first for r in range(1, replicas))
+    alike = fold and all(t.alike() for t in tables)
     count = 1 if alike else replicas
+    names: dict[Hashable, int] = {}
     lanes, exchange, reduce = (
-        tuple(paths(kind, r, alike) for r in range(count)) for kind in range(len(asked))
+        tuple(t.paths(r, names, together=alike) for r in range(count)) for t in tables
     )
-    return Routes(count, capacities, lanes, exchange, reduce)
+    return Routes(count, tuple(links.capacity(k) for k in names), lanes, exchange, reduce)
+
+
+class _Table:
+    """Routes of one kind by key (lane or stage) and replica, and what they weigh together."""
+
+    def __init__(
+        self, links: Links, keys: int, replicas: int, route: Callable[[int, int], Route]
+    ) -> None:
+        self._links = links
+        self._routes = [[route(key, r) for r in range(replicas)] for key in range(keys)]
+        self._weights: list[dict[Hashable, float]] = []
+        for routes in self._routes:
+            weights: dict[Hashable, float] = {}
+            for link in chain.from_iterable(routes):
+                weights[link] = weights.get(link, 0.0) + links.weight(link)
+            self._weights.append(weights)
+
+    def alike(self) -> bool:
+        """Returns whether all replicas have as much on as wide links at the same time."""
+        for routes, weights in zip(self._routes, self._weights, strict=True):
+            load = {k: (self._links.capacity(k), w) for k, w in weights.items()}
+            first = [load[k] for k in routes[0]]
+            if any([load[k] for k in route] != first for route in routes):
+                return False
+        return True
+
+    def paths(
+        self, replica: int, names: dict[Hashable, int], *, together: bool
+    ) -> tuple[Path, ...]:
+        """Returns one replica's routes in numbers; `names` grows by the links on them."""
+        out = []
+        for routes, weights in zip(self._routes, self._weights, strict=True):
+            path = []
+            for link in routes[replica]:
+                weight = weights[link] if together else self._links.weight(link)
+                path.append((names.setdefault(link, len(names)), weight))
+            out.append(tuple(path))
+        return tuple(out)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import simpy
@@ -24,6 +24,14 @@ from flopwright.simulator.engine.links import Links, Routes, routes_of
 from flopwright.simulator.engine.network import Network, Path
 from flopwright.simulator.training.durations import Disturbance, Durations, disturbed_seconds
 from flopwright.simulator.training.program import Op, Program
+
+# Plain numbers: what is compared for every entry.
+_LANE: Final = int(Op.LANE)
+_RECEIVE: Final = int(Op.RECEIVE)
+_COMPUTE: Final = int(Op.COMPUTE)
+_SECOND: Final = int(Op.SECOND)
+_REDUCE: Final = int(Op.REDUCE)
+_STEP: Final = int(Op.STEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +154,7 @@ class _Step:
         seconds, exchange = self._seconds.of(stage, replica)
         apart = grouped or (self._routes is not None and self._routes.exchange[replica][stage])
         for place, (i, op, lane, waits, partner) in enumerate(self._lists[stage]):
-            if op == Op.LANE:
+            if op == _LANE:
                 self._ask(stage, replica, lane, i, waits, seconds[place])
                 continue
             begin = env.now
@@ -154,9 +162,9 @@ class _Step:
                 if state[source] is not True:
                     state[source] = Event(env)
                     yield state[source]
-            if op == Op.RECEIVE:
+            if op == _RECEIVE:
                 start[i], end[i] = begin, env.now
-            elif op == Op.COMPUTE:
+            elif op == _COMPUTE:
                 start[i] = env.now
                 if apart and exchange[place]:
                     yield Timeout(env, seconds[place])
@@ -164,20 +172,20 @@ class _Step:
                 else:
                     yield Timeout(env, seconds[place] + exchange[place])
                 end[i] = env.now
-            elif op == Op.SECOND:
+            elif op == _SECOND:
                 if grouped:
                     yield from self._meet((i, replica // self._group), self._group)
                 start[i] = start[partner] = env.now
                 yield Timeout(env, seconds[place])
                 end[i] = end[partner] = env.now
-            elif op == Op.REDUCE:
+            elif op == _REDUCE:
                 yield from self._meet((i,), self._replicas)
                 start[i] = env.now
                 path = () if self._routes is None else self._routes.reduce[replica][stage]
                 yield self._move(path, seconds[place])
                 yield from self._meet((i, -1), self._replicas)
                 end[i] = env.now
-            elif op == Op.STEP:
+            elif op == _STEP:
                 yield from self._meet((), self._replicas * self._program.num_stages)
                 yield Timeout(env, self._norm_s)
                 start[i] = env.now

@@ -17,11 +17,14 @@ _RECV_OF: Final = {
     ActionKind.RECV_FORWARD: ActionKind.SEND_FORWARD,
     ActionKind.RECV_BACKWARD: ActionKind.SEND_BACKWARD,
 }
-_SENDS: Final = frozenset(_RECV_OF.values())
+# By kind of a transfer: its send's kind, and how far from its chunk the one it is for stands.
+_TRAVEL: Final = {
+    ActionKind.SEND_FORWARD: (ActionKind.SEND_FORWARD, 1),
+    ActionKind.SEND_BACKWARD: (ActionKind.SEND_BACKWARD, -1),
+    **{receive: (send, 0) for receive, send in _RECV_OF.items()},
+}
 # Actions that a stage starts and that something else carries out.
 _LANES: Final = {
-    ActionKind.SEND_FORWARD: "send",
-    ActionKind.SEND_BACKWARD: "send",
     ActionKind.OFFLOAD: "out",
     ActionKind.FETCH: "in",
     ActionKind.GATHER_WEIGHTS: "dp",
@@ -57,8 +60,6 @@ _FAMILY: Final = {
     ActionKind.BACKWARD_INPUT: Family.INPUT,
     ActionKind.BACKWARD_WEIGHT: Family.WEIGHT,
     ActionKind.RECOMPUTE: Family.RECOMPUTE,
-    ActionKind.SEND_FORWARD: Family.SEND,
-    ActionKind.SEND_BACKWARD: Family.SEND,
     ActionKind.OFFLOAD: Family.OFFLOAD,
     ActionKind.FETCH: Family.FETCH,
     ActionKind.GATHER_WEIGHTS: Family.GATHER,
@@ -88,6 +89,13 @@ class Op(IntEnum):
     RECEIVE = 4
     REDUCE = 5
     STEP = 6
+
+
+# Plain numbers: what is compared for every entry.
+_COMPUTE: Final = int(Op.COMPUTE)
+_LANE: Final = int(Op.LANE)
+_RECEIVE: Final = int(Op.RECEIVE)
+_SEND_ROWS: Final = int(Family.SEND)
 
 
 class Lane(NamedTuple):
@@ -210,6 +218,13 @@ def merge(lists: Lists) -> Program:
 
 
 _Key = tuple[ActionKind, int, int]
+# Compute that waits for nothing but its stage, unless there are copies, gathers or recomputes.
+_PLAIN: Final = {
+    ActionKind.FORWARD: Family.FORWARD.value,
+    ActionKind.BACKWARD: Family.BACKWARD.value,
+    ActionKind.BACKWARD_INPUT: Family.INPUT.value,
+    ActionKind.BACKWARD_WEIGHT: Family.WEIGHT.value,
+}
 
 
 class _Builder:
@@ -224,16 +239,27 @@ class _Builder:
         self._places = [0] * num_stages
         self._open = [-1] * num_stages  # the first half of a pair
         self._done: dict[_Key, int] = {}
+        self._special = False  # whether compute may have to wait for more than its stage
         self._gathered: dict[int, tuple[int, ...]] = {}
         self._reduced: list[tuple[int, ...]] = [()] * num_stages
 
     def ready(self, action: Action) -> bool:
         """Returns whether what the action waits for has been added."""
-        return action.kind not in _RECV_OF or _travel(action) in self._done
+        kind = _RECV_OF.get(action.kind)
+        return kind is None or (kind, action.chunk, action.microbatch) in self._done
 
     def add(self, stage: int, action: Action) -> None:
         """Adds an action of a stage's list."""
         index = len(self._entries)
+        plain = _PLAIN.get(action.kind)
+        if plain is not None and not action.overlaps and not self._special:
+            row = plain * self._chunks + action.chunk
+            self._append(stage, action, Code(_COMPUTE, stage, self._places[stage], -1, row, ()))
+            return
+        travel = _TRAVEL.get(action.kind)
+        if travel is not None:
+            self._transfer(stage, action, travel)
+            return
         op, lane = self._op(stage, action)
         row = self._row(stage, action)
         waits, partner = self._waits(stage, action), -1
@@ -244,8 +270,27 @@ class _Builder:
             first = self._codes[partner].row
             row = self._pairs.setdefault((first, row), self._first_pair() + len(self._pairs))
         self._remember(index, stage, action)
+        place = self._places[stage]
+        code = Code(int(op), stage, place, lane, row, waits, partner)
+        self._append(stage, action, code)
+
+    def _transfer(self, stage: int, action: Action, travel: tuple[ActionKind, int]) -> None:
+        """Adds a send or a receive. A gradient travels back over the hop of its forward."""
+        kind, chunk, microbatch, peer = action[:4]
+        key = (travel[0], chunk + travel[1], microbatch)
+        place = self._places[stage]
+        if kind is not travel[0]:
+            code = Code(_RECEIVE, stage, place, -1, -1, (self._done[key],))
+        else:
+            self._done[key] = len(self._entries)
+            lane = self._lanes.setdefault(Lane("send", stage, peer), len(self._lanes))
+            hop = chunk - (kind is ActionKind.SEND_BACKWARD)
+            code = Code(_LANE, stage, place, lane, _SEND_ROWS * self._chunks + hop, ())
+        self._append(stage, action, code)
+
+    def _append(self, stage: int, action: Action, code: Code) -> None:
         self._entries.append(Entry(stage, action))
-        self._codes.append(Code(op, stage, self._places[stage], lane, row, waits, partner))
+        self._codes.append(code)
         self._places[stage] += 1
 
     def program(self) -> Program:
@@ -272,33 +317,23 @@ class _Builder:
 
     def _op(self, stage: int, action: Action) -> tuple[Op, int]:
         kind = action.kind
-        if kind in _RECV_OF:
-            return Op.RECEIVE, -1
         if kind is ActionKind.OPTIMIZER_STEP:
             return Op.STEP, -1
         if kind is ActionKind.REDUCE_GRADIENTS and action.chunk < 0:
             return Op.REDUCE, -1
         name = _LANES.get(kind)
         if name is not None:
-            lane = Lane(name, stage, action.peer if name == "send" else -1)
-            return Op.LANE, self._lanes.setdefault(lane, len(self._lanes))
+            return Op.LANE, self._lanes.setdefault(Lane(name, stage), len(self._lanes))
         if not action.overlaps:
             return Op.COMPUTE, -1
         return (Op.FIRST if self._open[stage] < 0 else Op.SECOND), -1
 
     def _row(self, stage: int, action: Action) -> int:
-        """Returns the row of the table of durations.
-
-        A gradient travels from chunk c to c - 1 over the hop that the forward took.
-        """
-        if action.kind in _RECV_OF:
-            return -1
+        """Returns the row of the table of durations."""
         family, chunk = _FAMILY[action.kind], action.chunk
         if family >= NUM_CHUNK_FAMILIES:
             extra = (family - NUM_CHUNK_FAMILIES) * self._stages + stage
             return NUM_CHUNK_FAMILIES * self._chunks + extra
-        if action.kind is ActionKind.SEND_BACKWARD:
-            chunk -= 1
         again = (ActionKind.RECOMPUTE, action.chunk, action.microbatch)
         if family in _REST and again in self._done:
             family = _REST[family]
@@ -306,8 +341,6 @@ class _Builder:
 
     def _waits(self, stage: int, action: Action) -> tuple[int, ...]:
         kind, chunk, microbatch = action.kind, action.chunk, action.microbatch
-        if kind in _RECV_OF:
-            return (self._done[_travel(action)],)
         if kind is ActionKind.OPTIMIZER_STEP:
             return self._reduced[stage]
         if kind is ActionKind.FETCH:
@@ -323,20 +356,11 @@ class _Builder:
 
     def _remember(self, index: int, stage: int, action: Action) -> None:
         kind, chunk = action.kind, action.chunk
-        if kind in _SENDS:
-            self._done[_travel(action)] = index
-        elif kind in {ActionKind.OFFLOAD, ActionKind.FETCH, ActionKind.RECOMPUTE}:
+        if kind in {ActionKind.OFFLOAD, ActionKind.FETCH, ActionKind.RECOMPUTE}:
             self._done[kind, chunk, action.microbatch] = index
+            self._special = True
         elif kind is ActionKind.GATHER_WEIGHTS:
+            self._special = True
             self._gathered[chunk] = (*self._gathered.get(chunk, ()), index)
         elif kind is ActionKind.REDUCE_GRADIENTS and chunk >= 0:
             self._reduced[stage] = (*self._reduced[stage], index)
-
-
-def _travel(action: Action) -> _Key:
-    """Returns (send kind, chunk it is for, micro-batch): equal for a send and its receive."""
-    kind = _RECV_OF.get(action.kind)
-    if kind is not None:
-        return kind, action.chunk, action.microbatch
-    step = 1 if action.kind is ActionKind.SEND_FORWARD else -1
-    return action.kind, action.chunk + step, action.microbatch

@@ -10,6 +10,7 @@ sample and replica whose ranks are disturbed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -23,6 +24,15 @@ from flopwright.simulator.training.durations import (
 from flopwright.simulator.training.program import Code, Op, Program
 
 __all__ = ["Disturbance", "Durations", "Timeline", "replay", "replay_step_seconds"]
+
+
+# Plain numbers: what is compared for every entry.
+_FIRST: Final = int(Op.FIRST)
+_LANE: Final = int(Op.LANE)
+_RECEIVE: Final = int(Op.RECEIVE)
+_SECOND: Final = int(Op.SECOND)
+_REDUCE: Final = int(Op.REDUCE)
+_STEP: Final = int(Op.STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +127,20 @@ class _Run:
         """Returns (start, end) of an entry, and takes note of them; a step ends at its start."""
         stage = code.stage
         begin = ready = self._free[stage]
-        if code.op == Op.FIRST:
+        if code.op == _FIRST:
             return begin, begin
         for source in self._program.waits(code):
             ready = np.maximum(ready, self._ends[source])
-        if code.op == Op.RECEIVE:
+        if code.op == _RECEIVE:
             del self._ends[code.waits_for[0]]  # nobody else waits for it
             self._free[stage] = ready
             return begin, ready
-        if code.op == Op.LANE:
+        if code.op == _LANE:
             begin = np.maximum(ready, self._lane[code.lane])
             end = begin + self.seconds(code)
             self._lane[code.lane] = self._ends[i] = end
             return begin, end
-        if code.op == Op.STEP:
+        if code.op == _STEP:
             self._free[stage] = ready
             return ready, ready
         begin, end = self._hold(code, ready)
@@ -141,10 +151,10 @@ class _Run:
         """Returns the times of what holds its stage, replicas waiting for each other."""
         if not self._disturbed:
             return ready, ready + self.seconds(code)
-        if code.op == Op.REDUCE:
+        if code.op == _REDUCE:
             begin = group_max(ready, self.shape[-1])
             return begin, begin + self.seconds(code)
-        if self._group > 1 and code.op == Op.SECOND:
+        if self._group > 1 and code.op == _SECOND:
             ready = group_max(ready, self._group)
         elif self._group > 1 and (exchange := self._exchange[code.stage][code.place]).any():
             worked = ready + self._own[code.stage][code.place]
@@ -173,16 +183,16 @@ def _replay_one(program: Program, durations: Durations) -> Timeline:
             waits = program.waits(program.codes[i])
         for source in waits:
             ready = max(ready, end[source])
-        if op == Op.RECEIVE:
+        if op == _RECEIVE:
             start[i], end[i] = begin, ready
             free[stage] = ready
-        elif op == Op.LANE:
+        elif op == _LANE:
             start[i] = begin = max(ready, lanes[lane])
             end[i] = lanes[lane] = begin + seconds[row]
-        elif op == Op.STEP:
+        elif op == _STEP:
             last.append(i)
             free[stage] = ready
-        elif op != Op.FIRST:
+        elif op != _FIRST:
             start[i] = ready
             end[i] = free[stage] = ready + seconds[row]
             if partner >= 0:
@@ -206,10 +216,10 @@ def _step_seconds_alone(program: Program, durations: Durations) -> Array:
     add, maximum = np.add, np.maximum
     for i, (op, stage, _, lane, row, waits, partner) in enumerate(program.codes):
         mine = free[stage]
-        if op == Op.RECEIVE:
+        if op == _RECEIVE:
             maximum(mine, ends.pop(waits[0]), out=mine)
             continue
-        if op == Op.LANE:
+        if op == _LANE:
             ready = maximum(mine, lanes[lane])
             for source in waits:
                 maximum(ready, ends[source], out=ready)
@@ -219,9 +229,9 @@ def _step_seconds_alone(program: Program, durations: Durations) -> Array:
             waits = program.waits(program.codes[i])
         for source in waits:
             maximum(mine, ends[source], out=mine)
-        if op == Op.STEP:
+        if op == _STEP:
             steps.append(row)
-        elif op != Op.FIRST:
+        elif op != _FIRST:
             add(mine, rows[row], out=mine)
     together = np.max(free, axis=0) + durations.norm_s
     return np.asarray(together + np.max([rows[r] for r in steps], axis=0))
