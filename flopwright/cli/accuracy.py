@@ -17,8 +17,12 @@ Advance = Callable[[int, int], None]
 
 def accuracy(
     file: Annotated[
-        Path, typer.Argument(help="CSV of measured runs, one metric a row (docs/accuracy.md).")
-    ],
+        Path | None,
+        typer.Argument(
+            help="CSV of measured runs, one metric a row (docs/accuracy.md); default: the "
+            "published runs that ship."
+        ),
+    ] = None,
     by: Annotated[
         str, typer.Option("--by", help="Group by these labels, e.g. source,gpu,model.")
     ] = "",

@@ -17,7 +17,13 @@ from flopwright.simulator.accuracy.features import features_of, simulated_step_s
 from flopwright.simulator.accuracy.fit_levels import LevelFit, active_scalars, design, fit_levels
 from flopwright.simulator.accuracy.fit_stacks import UNSEEN, StackLevels, levels_of, overlaid
 from flopwright.simulator.accuracy.fit_step import StepArrays, step_seconds
-from flopwright.simulator.accuracy.fit_terms import TERMS, base_scalars, run_labels, weight_of
+from flopwright.simulator.accuracy.fit_terms import (
+    COMPOSED,
+    TERMS,
+    base_scalars,
+    run_labels,
+    weight_of,
+)
 from flopwright.simulator.accuracy.run_of_row import PublishedRun
 from flopwright.simulator.calibration.model import Calibration
 
@@ -55,11 +61,11 @@ class RunFit:
         _, deviation = predicted(self.fit, self.arrays, np.arange(len(self.runs)))
         spread: dict[str, list[float]] = {}
         for run, value in zip(self.runs, deviation, strict=True):
-            spread.setdefault(run.stack.label(), []).append(float(value))
+            spread.setdefault(run_labels(run)["stack"], []).append(float(value))
         by_stack = {name: float(np.sqrt(np.mean(np.square(v)))) for name, v in spread.items()}
         by_stack[UNSEEN] = unseen_log
         found = levels_of(self.fit, by_stack, created)
-        shares = constant_mfu([r for r in self.runs if "vtrain-single" not in r.flags])
+        shares = constant_mfu([r for r in self.runs if COMPOSED not in r.flags])
         return found.model_copy(
             update={"constant_mfu": {k: round(v, 4) for k, v in shares.items()}}
         )
@@ -112,9 +118,9 @@ def corrected(
 
 def run_weights(runs: Sequence[PublishedRun]) -> Array:
     """Returns the weight of each run: a cell counts by the root of its runs."""
-    composed = np.cumsum(["vtrain-single" in r.flags for r in runs]) % _COMPOSED_STRIDE
+    composed = np.cumsum([COMPOSED in r.flags for r in runs]) % _COMPOSED_STRIDE
     teaches = [
-        not run.flags & _NOT_LEARNT_FROM and ("vtrain-single" not in run.flags or turn == 1)
+        not run.flags & _NOT_LEARNT_FROM and (COMPOSED not in run.flags or turn == 1)
         for run, turn in zip(runs, composed, strict=True)
     ]
     sizes = Counter(r.cell for r, yes in zip(runs, teaches, strict=True) if yes)
@@ -125,4 +131,4 @@ def run_weights(runs: Sequence[PublishedRun]) -> Array:
 
 def fold_of(run: PublishedRun, kind: Literal["cell", "stack"]) -> str:
     """Returns what a run is left out together with."""
-    return run.cell if kind == "cell" else run.stack.label()
+    return run.cell if kind == "cell" else run_labels(run)["stack"]

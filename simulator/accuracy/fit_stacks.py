@@ -131,16 +131,21 @@ def unit_calibration(stack: StackKey, gpu: GpuSpec) -> Calibration:
 
 
 def stack_calibration(
-    stack: StackKey, gpu: GpuSpec, recipe: str = "same", levels: StackLevels | None = None
+    stack: StackKey,
+    gpu: GpuSpec,
+    recipe: str = "same",
+    levels: StackLevels | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> Calibration:
     """Returns the calibration that predicts runs of a stack on a processor.
 
     Args:
         recipe: `workload.precision.gemm`, whose kernels have a term of their own.
         levels: fitted scalars; None takes the committed ones.
+        labels: what terms tell runs apart by; None takes fit_terms.fit_labels.
     """
     known = levels or shipped_levels()
-    labels = fit_labels(stack, gpu, recipe)
+    labels = labels or fit_labels(stack, gpu, recipe)
     raw = base_scalars()
     for term in TERMS:
         label = labels[term.by] if term.by else "all"

@@ -19,6 +19,8 @@ from flopwright.simulator.accuracy.run_of_row import PublishedRun
 from flopwright.simulator.accuracy.stack_of_row import StackKey
 from flopwright.spec.cluster import GpuSpec
 
+# Flag of runs whose rows were composed, not measured one by one.
+COMPOSED: Final = "vtrain-single"
 _COMPUTE: Final = tuple(f"x {k}" for k in KERNELS)
 _PRODUCTS: Final = ("x gemm", "x grouped_gemm", "x head")
 _HOST: Final = tuple(f"s host {h}" for h in HOSTS)
@@ -86,9 +88,17 @@ def fit_labels(stack: StackKey, gpu: GpuSpec, recipe: str) -> dict[str, str]:
 
 
 def run_labels(run: PublishedRun) -> dict[str, str]:
-    """Returns fit_labels of a published run."""
+    """Returns fit_labels of a published run.
+
+    Rows that were composed from a few measurements are a stack of their own: what they leave
+    out of a step is not what any software does.
+    """
     gpu = run.scenario.cluster.node.gpu
-    return fit_labels(run.stack, gpu, run.scenario.workload.precision.gemm)
+    labels = fit_labels(run.stack, gpu, run.scenario.workload.precision.gemm)
+    if COMPOSED in run.flags:
+        for name in ("framework", "stack", "stack_gpu"):
+            labels[name] += "-composed"
+    return labels
 
 
 def architecture(gpu: GpuSpec) -> str:

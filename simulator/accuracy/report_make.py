@@ -29,6 +29,7 @@ from flopwright.simulator.accuracy.fit_stacks import (
     unit_calibration,
 )
 from flopwright.simulator.accuracy.memory import memory_scores
+from flopwright.simulator.accuracy.published_files import load_published
 from flopwright.simulator.accuracy.report import LABELS, AccuracyReport, Baseline, Skipped
 from flopwright.simulator.accuracy.report_predict import (
     Advance,
@@ -52,7 +53,7 @@ _BASELINE_LOG_STD: Final = 0.3
 
 
 def accuracy_report(
-    path: Path,
+    path: Path | None,
     by: Sequence[str] = (),
     folds: Folds | None = None,
     plan_for: PlanFor | None = None,
@@ -61,6 +62,7 @@ def accuracy_report(
     """Returns the report of a file of measured runs (the schema of training runs).
 
     Args:
+        path: the file; None is the published runs that ship (scenarios/published).
         by: labels (report.LABELS) whose combinations get groups of their own.
         folds: what is left out of the fit at a time; None predicts with the committed stacks.
         plan_for: the planner's plan for runs that do not state theirs.
@@ -70,8 +72,11 @@ def accuracy_report(
         InputError: no such file or label, or a file that holds no measured runs.
     """
     _check_labels(by)
-    published = published_runs(path, plan_for)
-    skipped = skipped_rows(path, published)
+    if path is None:
+        published, skipped = load_published(), ()
+    else:
+        published = published_runs(path, plan_for)
+        skipped = skipped_rows(path, published)
     if folds is None:
         levels = shipped_levels()
         runs, failed = predictions(published.runs, levels, advance)
@@ -81,7 +86,7 @@ def accuracy_report(
     memory = memory_scores(published.runs, leave_model_out=folds is not None)
     by_level = {**levels.by_level(), "memory": memory.free_parameters}
     return AccuracyReport(
-        file=path.name,
+        file=path.name if path is not None else "published runs that ship",
         protocol=PROTOCOLS[folds],
         runs=runs,
         memory=memory.runs,

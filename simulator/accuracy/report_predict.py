@@ -8,6 +8,7 @@ from pathlib import Path
 from flopwright.errors import InputError
 from flopwright.simulator.accuracy.features import simulated_step_s
 from flopwright.simulator.accuracy.fit_stacks import StackLevels, interval80, stack_calibration
+from flopwright.simulator.accuracy.fit_terms import run_labels
 from flopwright.simulator.accuracy.gpu_names import canonical_gpu
 from flopwright.simulator.accuracy.report import Skipped
 from flopwright.simulator.accuracy.rows import has_speed, read_configurations
@@ -23,8 +24,8 @@ _ALSO = frozenset({"lora", "reduced-layers", "amd"})
 
 def calibration_of(run: PublishedRun, levels: StackLevels | None = None) -> Calibration:
     """Returns the calibration that a run is predicted with: its GPU's prior under its stack."""
-    recipe = run.scenario.workload.precision.gemm
-    return stack_calibration(run.stack, run.scenario.cluster.node.gpu, recipe, levels)
+    gpu = run.scenario.cluster.node.gpu
+    return stack_calibration(run.stack, gpu, levels=levels, labels=run_labels(run))
 
 
 def predictions(
