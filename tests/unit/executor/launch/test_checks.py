@@ -92,6 +92,7 @@ def test_too_many_ranks_are_refused_with_what_was_found(tmp_path: Path, mini: Sc
         ("parallel.fp8_activations", 2, {"dp_shard": 2, "fp8_activations": True}),
         ("parallel.activation_offload", 2, {"dp_shard": 2, "activation_offload": True}),
         ("parallel.optimizer_offload", 2, {"dp_shard": 2, "optimizer_offload": True}),
+        ("parallel.parameter_offload", 2, {"dp_shard": 2, "parameter_offload": True}),
     ],
 )
 def test_what_is_not_run_is_refused_by_name(
@@ -106,8 +107,13 @@ def test_every_plan_field_is_run_or_refused() -> None:
     """A new field of ParallelPlan has to be thought of here before it can be ignored."""
     run = {"dp_replicate", "dp_shard", "pp", "ep", "micro_batch_size", "layers_per_stage"}
     refused = {"tp", "cp", "vpp", "zero_stage", "data_parallel", "schedule", "recompute"}
-    refused |= {"fp8_activations", "activation_offload", "optimizer_offload"}
-    assert set(ParallelPlan.model_fields) == run | refused
+    refused |= {"fp8_activations", "activation_offload", "optimizer_offload", "etp"}
+    refused |= {"gradient_offload", "parameter_offload"}
+    # Each has a meaning only beside the field that is refused for it.
+    beside = {"sequence_parallel": "tp", "context_parallel": "cp"}
+    beside |= {"recompute_tags": "recompute", "recompute_layers": "recompute"}
+    assert set(beside.values()) <= refused
+    assert set(ParallelPlan.model_fields) == run | refused | set(beside)
 
 
 def test_other_optimizers_and_formats_are_refused(tmp_path: Path, mini: Scenario) -> None:

@@ -14,10 +14,16 @@ from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.spec.cluster import Dtype
 from flopwright.spec.load import load_scenario, make_plan_file
-from flopwright.spec.workload import Optimizer, Precision
+from flopwright.spec.workload import ExpertLoad, Optimizer, Precision
 
 DOC = Path(__file__).parents[4] / "docs" / "executor.md"
 Cell = tuple[str, ...]
+# Records whose named values the table has to list in full.
+OWNERS = {
+    "workload.optimizer": Optimizer,
+    "workload.expert_load": ExpertLoad,
+    "workload.precision": Precision,
+}
 
 
 def rows(first_header: str) -> tuple[list[str], list[list[Cell]]]:
@@ -45,9 +51,15 @@ def with_value(plan: PlanFile, field: str, value: str) -> PlanFile:
         typed = {"true": True, "false": False}.get(value, typed)
         parallel = plan.parallel.model_copy(update={name: typed})
         return plan.model_copy(update={"parallel": parallel})
-    assert field == "workload.optimizer.kind"
-    optimizer = plan.scenario.workload.optimizer.model_copy(update={"kind": value})
-    return with_workload(plan, optimizer=optimizer)
+    number: Any = int(value) if value.isdecimal() else value
+    scenario = _with(plan.scenario, field.split("."), number)
+    return plan.model_copy(update={"scenario": scenario})
+
+
+def _with(record: Any, path: list[str], value: Any) -> Any:
+    """Returns the record with the field at `path` replaced."""
+    inner = _with(getattr(record, path[0]), path[1:], value) if path[1:] else value
+    return record.model_copy(update={path[0]: inner})
 
 
 def with_workload(plan: PlanFile, **update: Any) -> PlanFile:
@@ -70,8 +82,10 @@ def test_every_value_in_the_table_is_run_or_refused_as_it_says(plan: PlanFile) -
 def test_the_table_names_every_value_that_there_is() -> None:
     _, table = rows("field")
     for (field,), runs, refuses, _ in table:
-        name = field.rpartition(".")[2]
-        owner = ParallelPlan if field.startswith("parallel.") else Optimizer
+        room, _, name = field.rpartition(".")
+        owner: Any = ParallelPlan if room == "parallel" else OWNERS.get(room)
+        if owner is None:
+            continue
         known = get_args(owner.model_fields[name].annotation)
         if known and isinstance(known[0], str):
             assert {*runs, *refuses} == set(known), field
@@ -82,6 +96,7 @@ def test_the_table_names_every_value_that_there_is() -> None:
 def test_no_field_with_a_rule_is_left_out(plan: PlanFile) -> None:
     header, _ = rows("weights")
     precision = {f"workload.precision.{name}" for name in header}
+    assert "workload.precision.gemm" not in precision
     fields = {field for (field,), *_ in rows("field")[1]}
     assert fields | precision == refused_fields(plan) | {"workload.precision.compute"}
 
@@ -90,7 +105,8 @@ def test_exactly_the_listed_formats_run(plan: PlanFile) -> None:
     header, table = rows("weights")
     listed = {tuple(value for (value,) in row) for row in table}
     dtypes = get_args(Dtype)
-    assert set(header) == set(Precision.model_fields)
+    # gemm stands in the other table, frozen_weights beside adapters, which are refused.
+    assert {*header, "gemm", "frozen_weights"} == set(Precision.model_fields)
     runs = set()
     for values in product(
         *[(*dtypes, "none") if h == "master_weights" else dtypes for h in header]
