@@ -20,6 +20,7 @@ The zero-bubble schedules and those with pairs: closed_form_lists.py.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -152,6 +153,7 @@ def _interleaved(f: Array, b: Array, hop: Array, microbatches: Ints, pp: int) ->
     return np.asarray(ends)
 
 
+@lru_cache(maxsize=8192)
 def _forwards_before_backward(stage: int, pp: int, vpp: int, few: bool) -> Array:
     """Returns how many micro-batches of each local chunk run before the stage's first backward."""
     out = np.zeros(vpp)
