@@ -187,7 +187,7 @@ class _Block:
             for cls, s in (comms.forward | comms.backward).items()
         }
         for r, rows in enumerate(self._exchanges(cost)):
-            for row in np.flatnonzero(rows):
+            for row in np.flatnonzero(rows & cost.comms.count.any(axis=1)):
                 out[comms.cls[row]][r] += comms.seconds[row]
         return out
 
@@ -214,6 +214,8 @@ class _Block:
         repeats = np.stack(self._exchanges(cost)).astype(float)
         out: dict[str, Array] = {}
         for row in range(len(comms)):
+            if not comms.count[row].any():
+                continue
             once = comms.bytes[row] * comms.count[row]
             rows = once * (1 + repeats[:, row])[:, None]
             out[comms.group[row]] = out.get(comms.group[row], np.zeros(rows.shape)) + rows

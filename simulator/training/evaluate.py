@@ -36,6 +36,8 @@ from flopwright.spec.scenario import Scenario
 
 # Schedules that run a forward and a backward as a pair.
 _PAIRED: Final = frozenset({"dualpipe_v", "interleaved_1f1b_overlap"})
+# Schedules that make weight gradients with the others, and so need no time for them apart.
+_WHOLE_BACKWARD: Final = frozenset({"gpipe", "1f1b", "interleaved_1f1b"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,18 +204,20 @@ def step_times(costs: PipelineCosts, m: Ints) -> tuple[Array, dict[str, Array], 
     what it exceeds the busiest stage's work by is pp_comm, as far as hops make it longer,
     and idle.
     """
-    step, free = (_step_seconds(costs, m, hop) for hop in (costs.send_s, 0 * costs.send_s))
-    end = costs.end
-    own = {"dp_comm": end.reduce_s + end.gather_s, "optimizer": end.update_s}
-    own["offload"] = end.offload_s
-    own["host"] = np.full(end.update_s.shape, end.host_s)
+    step = _step_seconds(costs, m, costs.send_s)
+    free = _step_seconds(costs, m, 0 * costs.send_s) if costs.pp > 1 else step
+    end, column = costs.end, np.arange(len(m))
+    busy = m * costs.pick.by_stage(costs.forward_s + costs.backward_s)
+    stage = (busy + end.reduce_s + end.tail_s).argmax(axis=0)
+    once = {"dp_comm": end.reduce_s + end.gather_s, "optimizer": end.update_s}
+    once["offload"] = end.offload_s
+    times = {name: seconds[stage, column] for name, seconds in once.items()}
+    times["host"] = np.full(len(m), end.host_s)
+    chunks = costs.stages[:, stage]  # those of each candidate's busiest stage, (vpp, C)
     for classes in (costs.forward, costs.backward):
         for name, seconds in classes.items():
-            total = m * costs.pick.by_stage(seconds)
-            own[name] = own.get(name, np.zeros(total.shape)) + total
-    stage = np.asarray(sum(own.values())).argmax(axis=0)
-    column = np.arange(len(m))
-    times = {name: seconds[stage, column] for name, seconds in own.items()}
+            total = m * seconds[chunks, column].sum(axis=0)
+            times[name] = times[name] + total if name in times else total
     times["dp_comm"] = times["dp_comm"] + end.norm_s
     left = np.maximum(step - np.asarray(sum(times.values())), 0.0)
     times["pp_comm"] = np.minimum(np.maximum(step - free, 0.0), left)
@@ -230,7 +234,7 @@ def _step_seconds(costs: PipelineCosts, m: Ints, hop_s: Array) -> Array:
         hop_s,
         m,
         costs.pp,
-        weight_s=costs.weight_s,
+        weight_s=costs.weight_s if SCHEDULES[schedule] not in _WHOLE_BACKWARD else None,
         pair_saving_s=_pair_saving_s(costs),
     )
     end = costs.end

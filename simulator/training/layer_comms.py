@@ -46,6 +46,8 @@ def comm_seconds(
     forward: dict[str, Array] = {}
     backward: dict[str, Array] = {}
     for row in range(len(table)):
+        if not table.count[row].any():
+            continue  # no combination has the group
         times = _row(scenario, combos, calibration, table, row)
         notes.update(dict.fromkeys(times.assumptions))
         seconds[row] = times.seconds * table.count[row]

@@ -55,10 +55,7 @@ def update_seconds(
     dense = params.dense / np.where(sharded, dense_shards, 1)
     matrix = params.dense_matrix / np.where(sharded, dense_shards, 1)
     expert = params.expert / np.where(sharded, expert_shards, 1)
-    numel = (dense + expert).reshape(-1)
-    ops = update_ops(scenario, numel, (matrix + expert).reshape(-1))
-    times = op_seconds(ops, scenario.cluster.node.gpu, calibration)
-    on_gpu = times.seconds.sum(axis=0).reshape(dense.shape)
+    on_gpu, notes = _elementwise_seconds(scenario, calibration, dense + expert, matrix + expert)
     products = muon_s[0] / np.where(sharded, dense_shards, 1)
     products = products + muon_s[1] / np.where(sharded, expert_shards, 1)
     offloaded = candidates.optimizer_offload > 0
@@ -66,7 +63,7 @@ def update_seconds(
         return UpdateTimes(
             update_s=on_gpu + products,
             offload_s=np.zeros(dense.shape),
-            assumptions=times.assumptions,
+            assumptions=notes,
         )
     link = host_link(scenario)
     precision = scenario.workload.precision
@@ -76,8 +73,26 @@ def update_seconds(
     return UpdateTimes(
         update_s=np.where(offloaded, 0.0, on_gpu) + products,
         offload_s=np.where(offloaded, moved / link.bytes_per_s + link.latency_s, 0.0),
-        assumptions=(*times.assumptions, "the host updates at the speed of its link"),
+        assumptions=(*notes, "the host updates at the speed of its link"),
     )
+
+
+def _elementwise_seconds(
+    scenario: Scenario, calibration: Calibration, numel: Array, matrix_numel: Array
+) -> tuple[Array, tuple[str, ...]]:
+    """Returns the seconds of the element-wise update, and what pricing it assumes.
+
+    Its kernels only move bytes, so that seconds are a constant and a rate for each kind of
+    number: three prices tell them, however many plans there are.
+    """
+    most = max(float(numel.max(initial=1.0)), 1.0)
+    ops = update_ops(scenario, np.array([0.0, most, most]), np.array([0.0, 0.0, most]))
+    assert not ops.flops.any()
+    times = op_seconds(ops, scenario.cluster.node.gpu, calibration)
+    start, others, matrices = times.seconds.sum(axis=0)
+    seconds = start + (others - start) / most * numel
+    seconds = seconds + (matrices - others) / most * matrix_numel
+    return np.asarray(seconds), times.assumptions
 
 
 def host_link(scenario: Scenario) -> LinkSpec:

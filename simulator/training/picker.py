@@ -23,7 +23,7 @@ class Picker:
         again: those of them under each candidate's recompute policy, the others keep all;
             None where the policy holds for all.
         policy, column: which policy and combination each candidate has, (C,).
-        stages: chunks by (place on the stage, stage).
+        stages: chunks by (place on the stage, stage); round: whether they are in order.
     """
 
     kinds: NDArray[np.int64]
@@ -32,6 +32,7 @@ class Picker:
     policy: NDArray[np.int64]
     column: NDArray[np.int64]
     stages: NDArray[np.int64]
+    round: bool
 
     def sum(self, columns: list[Array], counts: NDArray[np.int64] | None = None) -> Array:
         """Returns sum over kinds of count (kinds, chunks) times values (C,): (chunks, C)."""
@@ -67,6 +68,9 @@ class Picker:
 
     def by_stage(self, values: Array) -> Array:
         """Returns values by chunk summed over the chunks of each stage, (pp, C)."""
+        vpp, pp = self.stages.shape
+        if self.round:
+            return values if vpp == 1 else values.reshape(vpp, pp, -1).sum(axis=0)
         return np.asarray(values[self.stages].sum(axis=0))
 
     def params(self) -> ParamCounts:

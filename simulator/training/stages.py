@@ -39,7 +39,7 @@ class PipelineCosts:
 
     Attributes:
         forward, backward: exposed seconds of one micro-batch by time class, (chunks, C).
-        weight_s: the part of the backward that makes weight gradients, (chunks, C).
+        forward_s, backward_s: all classes together, (chunks, C).
         send_s: seconds of moving a micro-batch between chunk c and c + 1, (chunks, C); 0
             where both stand on one stage and for the last chunk.
         saved_bytes, saved_fp8_bytes: kept by a chunk for one micro-batch, (chunks, C).
@@ -57,7 +57,8 @@ class PipelineCosts:
     combos: ShardCombos
     forward: Classes
     backward: Classes
-    weight_s: Array
+    forward_s: Array
+    backward_s: Array
     send_s: Array
     send_bytes: Array
     saved_bytes: Array
@@ -73,14 +74,9 @@ class PipelineCosts:
     core_share: Array
 
     @property
-    def forward_s(self) -> Array:
-        """Seconds of a chunk's forward, all classes together."""
-        return np.asarray(sum(self.forward.values()))
-
-    @property
-    def backward_s(self) -> Array:
-        """Seconds of a chunk's backward, all classes together."""
-        return np.asarray(sum(self.backward.values()))
+    def weight_s(self) -> Array:
+        """Seconds of the backward that make weight gradients, (chunks, C)."""
+        return self.pick.of("weight") * self.core_share
 
     @property
     def kernel_s(self) -> Classes:
@@ -132,7 +128,8 @@ def pipeline_costs(
         combos=combos,
         forward=forward,
         backward=backward,
-        weight_s=pick.of("weight") * share,
+        forward_s=np.asarray(sum(forward.values())),
+        backward_s=np.asarray(sum(backward.values())),
         send_s=send_s,
         send_bytes=nbytes,
         saved_bytes=saved,
@@ -157,13 +154,15 @@ def _picker(
     kinds = chunk_kinds(scenario.model, pp, vpp, layout)
     depth = int(candidates.recompute_layers[0])
     whole = depth < 0 or int(candidates.recompute[0]) != RECOMPUTES.index("full")
+    stages = np.array(chunk_table(SCHEDULES[candidates.schedule[0]], pp, vpp))
     return Picker(
         kinds=kinds,
         again=None if whole else first_layers(kinds, depth),
         tables=tuple(blocks.tables.values()),
         policy=policy_index(candidates),
         column=combos.index,
-        stages=np.array(chunk_table(SCHEDULES[candidates.schedule[0]], pp, vpp)),
+        stages=stages,
+        round=bool((np.diff(stages.ravel()) == 1).all()),
     )
 
 
