@@ -55,6 +55,12 @@ def _plan_rules(plan: ParallelPlan) -> Iterable[_Rule]:
             parallel,
             "use deepspeed, or zero_stage 0",
         ),
+        (
+            "parallel.dp_replicate",
+            plan.dp_replicate > 1 and plan.zero_stage > 0,
+            f"{plan.dp_replicate}, with ZeRO",
+            "use 1: DeepSpeed cuts the optimizer over all data-parallel ranks",
+        ),
         ("parallel.recompute", plan.recompute != "none", plan.recompute, "use none"),
         ("parallel.fp8_activations", plan.fp8_activations, "true", "use false"),
         ("parallel.activation_offload", plan.activation_offload, "true", "use false"),

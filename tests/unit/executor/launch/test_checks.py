@@ -88,6 +88,7 @@ def test_too_many_ranks_are_refused_with_what_was_found(tmp_path: Path, mini: Sc
         ("parallel.zero_stage", 2, {"dp_shard": 2, "zero_stage": 2}),
         ("parallel.data_parallel", 2, {"dp_shard": 2, "data_parallel": "fsdp2"}),
         ("parallel.data_parallel", 2, {"dp_shard": 2, "zero_stage": 1, "data_parallel": "none"}),
+        ("parallel.dp_replicate", 2, {"dp_replicate": 2, "zero_stage": 1}),
         ("parallel.recompute", 2, {"dp_shard": 2, "recompute": "full"}),
         ("parallel.fp8_activations", 2, {"dp_shard": 2, "fp8_activations": True}),
         ("parallel.activation_offload", 2, {"dp_shard": 2, "activation_offload": True}),
