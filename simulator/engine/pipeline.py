@@ -22,7 +22,8 @@ from flopwright.ops import Array
 from flopwright.simulator.engine.engine import Process
 from flopwright.simulator.engine.links import Links, Routes, routes_of
 from flopwright.simulator.engine.network import Network, Path
-from flopwright.simulator.training.durations import Disturbance, Durations, disturbed_seconds
+from flopwright.simulator.engine.seconds import RankSeconds
+from flopwright.simulator.training.durations import Disturbance, Durations
 from flopwright.simulator.training.program import Op, Program
 
 # Plain numbers: what is compared for every entry.
@@ -117,7 +118,7 @@ class _Step:
         self._lists: list[list[_Item]] = [[] for _ in range(program.num_stages)]
         for i, c in enumerate(program.codes):
             self._lists[c.stage].append((i, c.op, c.lane, program.waits(c), c.partner))
-        self._seconds = _Seconds(program, durations, disturbance, sample)
+        self._seconds = RankSeconds(program, durations, disturbance, sample)
         count = len(program.codes)
         self._start = [[0.0] * count for _ in range(replicas)]
         self._end = [[0.0] * count for _ in range(replicas)]
@@ -271,35 +272,3 @@ class _LaneState:
     def __init__(self) -> None:
         self.busy = False
         self.waiting: deque[tuple[int, tuple[int, ...], float]] = deque()
-
-
-class _Seconds:
-    """Seconds of each rank's entries: their own and in exchanges with other replicas."""
-
-    def __init__(
-        self,
-        program: Program,
-        durations: Durations,
-        disturbance: Disturbance | None,
-        sample: int,
-    ) -> None:
-        self._disturbed = disturbance is not None
-        if disturbance is not None:
-            own, exchange = disturbed_seconds(program, durations, disturbance)
-            self._own = [x[:, sample] for x in own]
-            self._exchange = [x[:, sample] for x in exchange]
-            return
-        own_rows, exchange_rows = durations.parts(program)
-        for name, rows in (("_own", own_rows), ("_exchange", exchange_rows)):
-            padded = np.append(rows, 0.0)  # a receive's row is -1
-            places: list[list[int]] = [[] for _ in range(program.num_stages)]
-            for code in program.codes:
-                places[code.stage].append(code.row)
-            setattr(self, name, [padded[np.array(r)][:, None] for r in places])
-
-    def of(self, stage: int, replica: int) -> tuple[list[float], list[float]]:
-        """Returns (own, exchange) seconds by place in the rank's list."""
-        column = replica if self._disturbed else 0
-        own: list[float] = self._own[stage][:, column].tolist()
-        exchange: list[float] = self._exchange[stage][:, column].tolist()
-        return own, exchange

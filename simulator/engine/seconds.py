@@ -1,0 +1,40 @@
+"""How long each entry of each rank takes by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flopwright.simulator.training.durations import Disturbance, Durations, disturbed_seconds
+from flopwright.simulator.training.program import Program
+
+
+class RankSeconds:
+    """Seconds of each rank's entries: their own, and in exchanges with other replicas."""
+
+    def __init__(
+        self,
+        program: Program,
+        durations: Durations,
+        disturbance: Disturbance | None,
+        sample: int,
+    ) -> None:
+        self._disturbed = disturbance is not None
+        if disturbance is not None:
+            own, exchange = disturbed_seconds(program, durations, disturbance)
+            self._own = [x[:, sample] for x in own]
+            self._exchange = [x[:, sample] for x in exchange]
+            return
+        own_rows, exchange_rows = durations.parts(program)
+        for name, rows in (("_own", own_rows), ("_exchange", exchange_rows)):
+            padded = np.append(rows, 0.0)  # a receive's row is -1
+            places: list[list[int]] = [[] for _ in range(program.num_stages)]
+            for code in program.codes:
+                places[code.stage].append(code.row)
+            setattr(self, name, [padded[np.array(r)][:, None] for r in places])
+
+    def of(self, stage: int, replica: int) -> tuple[list[float], list[float]]:
+        """Returns (own, exchange) seconds by place in the rank's list."""
+        column = replica if self._disturbed else 0
+        own: list[float] = self._own[stage][:, column].tolist()
+        exchange: list[float] = self._exchange[stage][:, column].tolist()
+        return own, exchange
