@@ -16,6 +16,8 @@ from flopwright.errors import EXIT_BAD_INPUT, InputError
 # verb -> one line of help; the verb's function stands in flopwright/cli/<module>.py
 VERBS: Final[dict[str, str]] = {
     "plan": "Search the best plans of a scenario: fits or not, how fast, how dear, and why.",
+    "explain": "Explain a plan: what binds it, what its neighbours lack, what more would buy.",
+    "recommend": "Answer what to buy or train: fewest GPUs, longest context, optimal size.",
     "simulate": "Simulate one step of a plan: time by class, bubble, memory, a trace.",
     "probe": "Measure this machine; write a cluster file and a first calibration.",
     "export": "Write the files that launch a plan, with its expected numbers.",
