@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,11 +16,12 @@ from flopwright.report.trace import Trace
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.engine.cluster_links import ClusterLinks
+from flopwright.simulator.engine.copies import copied_apart
 from flopwright.simulator.engine.memory_timeline import RankMemory, memory_timelines
 from flopwright.simulator.engine.perturb import Perturbation, disturbance_of
 from flopwright.simulator.engine.pipeline import StepRun, run_step
 from flopwright.simulator.training.durations import Disturbance, Durations
-from flopwright.simulator.training.predict import durations_of, plan_costs
+from flopwright.simulator.training.predict import plan_costs
 from flopwright.simulator.training.program import Program, program_of
 from flopwright.simulator.training.replay import replay, replay_step_seconds
 from flopwright.simulator.training.trace import RankTimes, replica_trace
@@ -84,14 +85,16 @@ def simulate(
     if broken:
         raise InputError(broken)
     calibration = calibration or default_calibration(scenario.cluster.node.gpu)
-    costs = plan_costs(scenario, plan, calibration)
+    costs, durations = copied_apart(
+        scenario, plan, calibration, plan_costs(scenario, plan, calibration)
+    )
     program = program_of(plan, plan.num_microbatches(scenario.workload.global_batch_size))
     disturbance = None
     if perturbation is not None and not perturbation.is_none:
         _check_size(program, plan, samples)
         disturbance = disturbance_of(perturbation, plan, program, samples)
     links = ClusterLinks(scenario.cluster, plan) if contention else None
-    run = _Run(program, durations_of(costs), plan, disturbance)
+    run = _Run(program, durations, plan, disturbance)
     times, steps, events = run.replay() if engine == "replay" else run.events(links)
     trace = tuple(
         event
@@ -113,7 +116,7 @@ def simulate(
         memory=memory_timelines(scenario, plan, calibration, costs, program, times[0]),
         trace=trace,
         num_events=events,
-        assumptions=costs.assumptions,
+        assumptions=(*costs.assumptions, *_assumptions(plan, durations, links)),
     )
 
 
@@ -162,6 +165,16 @@ def _by_replica(run: StepRun) -> list[RankTimes]:
         )
         for r in range(run.replicas)
     ]
+
+
+def _assumptions(
+    plan: ParallelPlan, durations: Durations, links: ClusterLinks | None
+) -> Iterator[str]:
+    """Yields what a simulated step takes for granted beside its costs."""
+    if durations.offload_s is not None:
+        yield "copies to the host run on engines of their own: a search has them in the actions"
+    if links is not None and plan.tp > 1:
+        yield "tensor-parallel traffic and what is counted as hidden load no shared link"
 
 
 def _rank_of(plan: ParallelPlan, replica: int, *, alike: bool) -> Callable[[int], int]:

@@ -132,6 +132,38 @@ def test_contention_shows_in_communication_only(k2: Scenario) -> None:
     assert grown > 0
 
 
+def with_host_link(scenario: Scenario, bytes_per_s: float) -> Scenario:
+    """Returns the scenario with another bandwidth to the host."""
+    node = scenario.cluster.node
+    assert node.host_link is not None
+    link = node.host_link.model_copy(update={"bytes_per_s": bytes_per_s})
+    node = node.model_copy(update={"host_link": link})
+    cluster = scenario.cluster.model_copy(update={"node": node})
+    return scenario.model_copy(update={"cluster": cluster})
+
+
+def test_copies_to_the_host_hide_until_their_engine_cannot_keep_up(k2: Scenario) -> None:
+    axes: dict[str, Any] = {"pp": 4, "ep": 8, "dp_shard": 8, "zero_stage": 1}
+    plan = ParallelPlan(activation_offload=True, **axes)
+    kept = simulate(k2, ParallelPlan(**axes))
+    fast = simulate(with_host_link(k2, 1e15), plan)
+    assert fast.step_time_s == pytest.approx(kept.step_time_s, rel=1e-3)
+    slow_host = with_host_link(k2, 5e9)
+    slow = simulate(slow_host, plan, contention=False)
+    check_sums(slow)
+    assert slow.step_time_s == pytest.approx(
+        simulate(slow_host, plan, engine="replay").step_time_s, abs=1e-9
+    )
+    assert slow.step_time_s > 1.2 * kept.step_time_s
+    exposed = exposed_by_rank(slow.trace, slow.step_time_s)
+    before = exposed_by_rank(kept.trace, kept.step_time_s)
+    for rank in range(3):  # the last stage holds one micro-batch: nothing leaves
+        assert exposed[rank]["backward"] == pytest.approx(before[rank]["backward"], rel=1e-9)
+        copies = [e for e in slow.trace if e.rank == rank and e.stream == "copy"]
+        assert {e.name.split("(")[0] for e in copies} == {"OFFLOAD", "FETCH"}
+    assert exposed[0]["offload"] > 0.1 * slow.step_time_s
+
+
 def test_the_seed_decides_the_jitter(k2: Scenario) -> None:
     one, same, other = (
         simulate(k2, DENSE, perturbation=Perturbation(jitter=0.1, seed=seed), samples=3)
