@@ -73,7 +73,8 @@ def accuracy_report(
     """
     _check_labels(by)
     if path is None:
-        published, skipped = load_published(), ()
+        published = load_published()
+        skipped: tuple[Skipped, ...] = ()
     else:
         published = published_runs(path, plan_for)
         skipped = skipped_rows(path, published)

@@ -55,7 +55,10 @@ class Score:
         coverage: n over the configurations of the group that were in scope.
         median_abs_error, p90_abs_error: of |predicted / measured - 1|.
         bias: median of predicted / measured - 1.
-        spearman: median over sweeps of the rank correlation within the sweep.
+        spearman: median of the rank correlation of step times within a sweep: the runs of one
+            source, model and processor (a cell).
+        spearman_one_batch: the same within finer sweeps: one number of processors, batch,
+            length and precision, so that only plans differ.
         interval80_coverage: share of measurements inside the prediction's 80 % interval.
     """
 
@@ -65,6 +68,7 @@ class Score:
     p90_abs_error: float | None
     bias: float | None
     spearman: float | None
+    spearman_one_batch: float | None
     interval80_coverage: float | None
 
     def to_data(self) -> dict[str, float | int | None]:
@@ -101,7 +105,7 @@ def score(runs: Sequence[Scored], in_scope: int | None = None) -> Score:
     if not runs:
         return Score(
             n=0, coverage=coverage, median_abs_error=None, p90_abs_error=None, bias=None,
-            spearman=None, interval80_coverage=None,
+            spearman=None, spearman_one_batch=None, interval80_coverage=None,
         )  # fmt: skip
     signed = np.array([r.error for r in runs])
     inside = np.array([r.low <= r.measured <= r.high for r in runs])
@@ -111,7 +115,8 @@ def score(runs: Sequence[Scored], in_scope: int | None = None) -> Score:
         median_abs_error=float(np.median(np.abs(signed))),
         p90_abs_error=float(np.quantile(np.abs(signed), 0.9)),
         bias=float(np.median(signed)),
-        spearman=sweep_spearman(runs),
+        spearman=sweep_spearman(runs, lambda r: r.cell),
+        spearman_one_batch=sweep_spearman(runs, lambda r: r.sweep),
         interval80_coverage=float(inside.mean()),
     )
 
@@ -129,12 +134,17 @@ def macro(runs: Sequence[Scored]) -> MacroScore:
     )
 
 
-def sweep_spearman(runs: Sequence[Scored]) -> float | None:
-    """Returns the median over sweeps of Spearman's rank correlation; None without a sweep."""
-    sweeps = grouped((r for r in runs if r.sweep), lambda r: r.sweep)
+def sweep_spearman(runs: Sequence[Scored], key: Callable[[Scored], str]) -> float | None:
+    """Returns the median over sweeps of Spearman's rank correlation; None without a sweep.
+
+    A sweep has at least MIN_SWEEP different predictions: repeats of one plan have no order.
+
+    Args:
+        key: what a run's sweep is named by; "" is in none.
+    """
     found = []
-    for sweep in sweeps.values():
-        if len(sweep) >= MIN_SWEEP:
+    for name, sweep in grouped(runs, key).items():
+        if name and len({r.predicted for r in sweep}) >= MIN_SWEEP:
             rho = spearman([r.predicted for r in sweep], [r.measured for r in sweep])
             if rho is not None:
                 found.append(rho)

@@ -11,7 +11,7 @@ from flopwright.simulator.accuracy.report import AccuracyReport, Baseline, Skipp
 from flopwright.simulator.accuracy.score import Scored
 
 SCORE_KEYS = {
-    "n", "coverage", "median_abs_error", "p90_abs_error", "bias", "spearman",
+    "n", "coverage", "median_abs_error", "p90_abs_error", "bias", "spearman", "spearman_one_batch",
     "interval80_coverage",
 }  # fmt: skip
 

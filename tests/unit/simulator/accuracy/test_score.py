@@ -68,8 +68,12 @@ def test_ranks_are_taken_within_a_sweep_only() -> None:
     rising = [run(k, 10 * k, sweep="one") for k in (1, 2, 3, 4)]
     falling = [run(k, 5 - k, sweep="two") for k in (1, 2, 3, 4)]
     short = [run(1, 2, sweep="three"), run(2, 1, sweep="three")]
-    assert sweep_spearman(rising + falling + short) == pytest.approx(0.0)  # median of 1 and -1
-    assert sweep_spearman([run(1, 1), run(2, 2)]) is None
+    repeats = [run(k, 3.0, sweep="four") for k in (1, 2, 3, 4, 5)]
+    every = rising + falling + short + repeats
+    assert sweep_spearman(every, lambda r: r.sweep) == pytest.approx(0.0)  # median of 1 and -1
+    assert sweep_spearman([run(1, 1), run(2, 2)], lambda r: r.sweep) is None
+    assert score(rising).spearman_one_batch == pytest.approx(1.0)
+    assert score([*rising, run(9, 1.0)]).spearman == pytest.approx(0.0)  # 1, 2, 3, 4, 0
 
 
 def test_under_estimates_beyond_five_percent() -> None:
