@@ -116,7 +116,10 @@ def simulate(
         memory=memory_timelines(scenario, plan, calibration, costs, program, times[0]),
         trace=trace,
         num_events=events,
-        assumptions=(*costs.assumptions, *_assumptions(plan, durations, links)),
+        assumptions=(
+            *costs.assumptions,
+            *_assumptions(plan, durations, links if engine == "events" else None),
+        ),
     )
 
 
