@@ -30,7 +30,8 @@ from flopwright.simulator.training.evaluate import evaluate
 from flopwright.simulator.training.predict import predict
 from flopwright.spec.scenario import Scenario
 
-CHUNK: Final = 4096
+# Candidates priced at once: those of one pipeline share most of the work, so few are cut apart.
+CHUNK: Final = 65536
 _MAX_FRONT: Final = 50
 Progress = Callable[[int, int], None]
 
