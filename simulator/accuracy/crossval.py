@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopwright.ops import Array
-from flopwright.simulator.accuracy.fit_levels import LevelFit, fit_levels
+from flopwright.simulator.accuracy.fit_levels import SCATTER, LevelFit, fit_levels
 from flopwright.simulator.accuracy.fit_step import StepArrays
 
 Advance = Callable[[int, int], None]
@@ -74,4 +74,4 @@ def predicted(fit: LevelFit, arrays: StepArrays, rows: NDArray[Any]) -> tuple[Ar
     """
     logs, slope = fit.design.log_steps(fit.posterior.theta, arrays, rows)
     variance = np.einsum("rp,pq,rq->r", slope, fit.posterior.covariance, slope)
-    return logs, np.sqrt(fit.sigma**2 + variance)
+    return logs, np.sqrt(SCATTER**2 + variance)

@@ -170,7 +170,11 @@ def _link_slope(values: Array) -> Array:
     return np.asarray(np.where(share, values * (1 - values), values))
 
 
-_SIGMA: Final = 0.06
+# Scale of the residuals in the fit: what decides how far terms are shrunk.
+_SIGMA: Final = 0.05
+# Scatter of runs around a fit that left their cell out, beside what is not known of its terms:
+# wider than the scale above, so that the 80 % interval of such a run covers about that much.
+SCATTER: Final = 0.07
 # A parameter whose variance is that of its prior, and which stays at 0, is not free.
 _UNDECIDED: Final = 0.999
 _UNMOVED: Final = 1e-3

@@ -33,7 +33,7 @@ _ROUNDS: Final = 1
 # Runs that teach nothing: composed rows, rows known to be odd, runs whose plan is a guess.
 _NOT_LEARNT_FROM: Final = frozenset({"odd", "own-plan", "tp-across-nodes"})
 # Of the composed rows every so many teaches: they hold few independent numbers.
-_COMPOSED_STRIDE: Final = 24
+_COMPOSED_STRIDE: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 import flopwright
 from flopwright.ops import Array
-from flopwright.simulator.accuracy.fit_levels import LevelFit, linked
+from flopwright.simulator.accuracy.fit_levels import SCATTER, LevelFit, linked
 from flopwright.simulator.accuracy.fit_step import COMMS, HOSTS, KERNELS, SLOT
 from flopwright.simulator.accuracy.fit_terms import TERMS, base_scalars, fit_labels
 from flopwright.simulator.accuracy.stack_of_row import StackKey
@@ -202,7 +202,7 @@ def levels_of(fit: LevelFit, spread_log: Mapping[str, float], created: str) -> S
         id="published-runs",
         created=created,
         source="published training runs",
-        residual_log=round(fit.sigma, 5),
+        residual_log=SCATTER,
         terms=terms,
         spread_log={k: round(v, 4) for k, v in spread_log.items()},
     )

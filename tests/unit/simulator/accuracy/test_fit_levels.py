@@ -111,7 +111,7 @@ def test_a_stack_never_seen_is_predicted_by_the_mean_with_the_spread_of_stacks()
     assert found.log_std[of_a].min() > 0.1
     by_cell = held_out(whole, arrays, measured, weights, [r["cell"] for r in labels])
     assert np.abs(np.log(measured) - by_cell.log_s).max() < 0.02
-    assert by_cell.log_std.max() < 0.05
+    assert by_cell.log_std.max() < 0.1
 
 
 def test_a_fold_never_sees_its_own_runs() -> None:
