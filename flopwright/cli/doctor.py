@@ -17,6 +17,7 @@ import flopwright
 # verb -> the packages it needs beyond the base install, and the extra that brings them
 _NEEDS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "plan": ((), ""),
+    "simulate": ((), ""),
     "export": ((), ""),
     "rollouts": ((), ""),
     "calibrate": ((), ""),
