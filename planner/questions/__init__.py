@@ -1,0 +1,1 @@
+"""Questions about a plan, each answered by pricing other plans."""
