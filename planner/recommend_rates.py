@@ -1,4 +1,4 @@
-"""The learning rate, the batch and the vocabulary that the laws advise for a model and its data."""
+"""Learning rate, batch and vocabulary that the laws advise for a model and its data."""
 
 from __future__ import annotations
 

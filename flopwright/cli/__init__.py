@@ -18,6 +18,7 @@ VERBS: Final[dict[str, str]] = {
     "plan": "Search the best plans of a scenario: fits or not, how fast, how dear, and why.",
     "explain": "Explain a plan: what binds it, what its neighbours lack, what more would buy.",
     "recommend": "Answer what to buy or train: fewest GPUs, longest context, optimal size.",
+    "support": "Say whether a model, GPU and framework are covered, and tested on what.",
     "simulate": "Simulate one step of a plan: time by class, bubble, memory, a trace.",
     "probe": "Measure this machine; write a cluster file and a first calibration.",
     "export": "Write the files that launch a plan, with its expected numbers.",
