@@ -52,8 +52,9 @@ def exposed(
     out: Classes = {}
     lost = np.zeros_like(compute_s)
     if hidden:
-        total = np.maximum(np.asarray(sum(hidden.values())), 1e-300)
-        fits = np.minimum(compute_s / total, 1.0)
+        total = np.asarray(sum(hidden.values()))
+        some = np.maximum(total, compute_s)  # divides only where there is something
+        fits = np.where(total > compute_s, compute_s / np.where(some > 0, some, 1.0), 1.0)
         for cls in hidden:
             hidden[cls] = hidden[cls] * fits
             slows = calibration.overlap_slowdown
@@ -71,5 +72,5 @@ def host_wait_s(host_s: Array, forward_s: Array, backward_s: Array) -> tuple[Arr
     """Returns what forward and backward wait for the host, split as their own times are."""
     total = forward_s + backward_s
     late = np.maximum(host_s - total, 0.0)
-    share = np.where(total > 0, forward_s / np.maximum(total, 1e-300), 1 / 3)
+    share = np.where(total > 0, forward_s / np.where(total > 0, total, 1.0), 1 / 3)
     return late * share, late * (1 - share)
