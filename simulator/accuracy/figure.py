@@ -15,6 +15,8 @@ _COLOURS: Final = (
     "#1b6ca8", "#d1495b", "#2e8b57", "#e09f3e", "#7b5ea7", "#4a4e69", "#00798c", "#b56576",
     "#8d6a3f", "#6c757d",
 )  # fmt: skip
+# Errors beyond so many per cent stand at the edge, with their number.
+_MOST: Final = 90.0
 _MARKS: Final = {"dense": "o", "moe": "^"}
 
 
@@ -83,12 +85,18 @@ def _spread(axis: Any, by_gpu: dict[str, list[Scored]], colours: dict[str, str])
     for row, (gpu, runs) in enumerate(by_gpu.items()):
         errors = np.array([100 * r.error for r in runs])
         rows = row + jitter.uniform(-0.27, 0.27, len(runs))
-        axis.plot(errors, rows, "o", color=colours[gpu], markersize=4, alpha=0.55, mew=0)
+        inside = errors <= _MOST
+        axis.plot(
+            errors[inside], rows[inside], "o", color=colours[gpu], markersize=4, alpha=0.55, mew=0
+        )
+        for error, height in zip(errors[~inside], rows[~inside], strict=True):
+            axis.plot(_MOST, height, ">", color=colours[gpu], markersize=5, mew=0)
+            axis.annotate(f"{error:+.0f} % ", (_MOST, height), ha="right", va="center", fontsize=8)
         middle = float(np.median(errors))
         axis.plot([middle, middle], [row - 0.36, row + 0.36], color="#111111", linewidth=2)
     axis.set_yticks(range(len(by_gpu)), [f"{g} ({len(r)})" for g, r in by_gpu.items()], fontsize=9)
     axis.set_ylim(len(by_gpu) - 0.4, -0.6)
-    axis.set_xlim(-70, 90)
+    axis.set_xlim(-70, _MOST + 3)
     axis.set_xlabel("predicted / measured - 1 (%); bar: median")
     axis.set_title("error by processor (runs)", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)

@@ -34,6 +34,8 @@ _ROUNDS: Final = 1
 _NOT_LEARNT_FROM: Final = frozenset({"odd", "own-plan", "tp-across-nodes"})
 # Of the composed rows every so many teaches: they hold few independent numbers.
 _COMPOSED_STRIDE: Final = 6
+# And what such a row weighs beside a measured one: they must not move what all stacks share.
+_COMPOSED_WEIGHT: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +126,12 @@ def run_weights(runs: Sequence[PublishedRun]) -> Array:
         for run, turn in zip(runs, composed, strict=True)
     ]
     sizes = Counter(r.cell for r, yes in zip(runs, teaches, strict=True) if yes)
+    share = [_COMPOSED_WEIGHT if COMPOSED in r.flags else 1.0 for r in runs]
     return np.array(
-        [weight_of(sizes[r.cell]) if yes else 0.0 for r, yes in zip(runs, teaches, strict=True)]
+        [
+            one * weight_of(sizes[r.cell]) if yes else 0.0
+            for r, yes, one in zip(runs, teaches, share, strict=True)
+        ]
     )
 
 
