@@ -18,8 +18,10 @@ from flopwright.ops import Array
 
 # Where Huber's loss turns linear: 95 % as efficient as least squares on normal noise.
 HUBER: Final = 1.345
-_ITERATIONS: Final = 60
+_ITERATIONS: Final = 150
 _TOLERANCE: Final = 1e-6
+# A damped step may gain little far from the minimum: so many in a row have to.
+_SMALL_GAINS: Final = 4
 
 # From parameters to (residuals (R,), Jacobian (R, P)).
 Residuals = Callable[[Array], tuple[Array, Array]]
@@ -51,7 +53,7 @@ def robust_map(
         mean, std: normal priors of the parameters; std above 0.
         start: parameters to begin at.
     """
-    theta, damping = start.copy(), 1e-4
+    theta, damping, small = start.copy(), 1e-4, 0
     found, jacobian = residuals(theta)
     cost = _cost(found, weights, sigma, theta, mean, std)
     for _ in range(_ITERATIONS):
@@ -61,10 +63,10 @@ def robust_map(
         trial_found, trial_jacobian = residuals(trial)
         trial_cost = _cost(trial_found, weights, sigma, trial, mean, std)
         if np.isfinite(trial_cost) and trial_cost <= cost:
-            done = cost - trial_cost < _TOLERANCE * (1 + cost)
+            small = small + 1 if cost - trial_cost < _TOLERANCE * (1 + cost) else 0
             theta, found, jacobian, cost = trial, trial_found, trial_jacobian, trial_cost
             damping = max(damping / 5, 1e-9)
-            if done:
+            if small == _SMALL_GAINS:
                 break
         else:
             damping *= 8
