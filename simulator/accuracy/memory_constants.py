@@ -50,5 +50,10 @@ def write_constants(constants: MemoryConstants, path: Path) -> None:
             "group_bytes": constants.group_bytes and round(constants.group_bytes, -6),
         }
     )
-    head = "# Fitted by scripts/fit_memory.py to published peaks; medians over models.\n"
+    head = (
+        "# Fitted by scripts/fit_memory.py to published peaks; medians over models.\n"
+        "# Source: peaks of published training runs (docs/accuracy.md lists who measured them); "
+        "only\n# fitted coefficients stand here. Licence: Apache-2.0, as this repository. "
+        "changed: fitted.\n"
+    )
     path.write_text(head + dump_yaml(rounded), encoding="utf-8")
