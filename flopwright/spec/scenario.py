@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from flopwright.spec.base import Spec
+from flopwright.spec.base import Grown, Spec
 from flopwright.spec.cluster import MAX_GPUS, ClusterSpec
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.workload import MAX_BATCH, Workload
@@ -27,8 +27,15 @@ class SearchSpace(Spec):
     memory_headroom: float = Field(default=0.05, ge=0, lt=1)
 
 
-class Scenario(Spec):
-    """Everything a plan is searched for."""
+class Scenario(Grown):
+    """Everything a plan is searched for.
+
+    Attributes:
+        sweep: values by dotted field ("workload.seq_len"): `flopwright sweep` plans the
+            scenario once for every combination of them.
+    """
+
+    later_fields = ("sweep",)
 
     name: str = Field(min_length=1)
     description: str = ""
@@ -37,3 +44,4 @@ class Scenario(Spec):
     workload: Workload
     search: SearchSpace = SearchSpace()
     objective: Literal["time", "cost"] = "time"
+    sweep: dict[str, tuple[JsonValue, ...]] = Field(default={})
