@@ -19,6 +19,7 @@ VERBS: Final[dict[str, str]] = {
     "explain": "Explain a plan: what binds it, what its neighbours lack, what more would buy.",
     "recommend": "Answer what to buy or train: fewest GPUs, longest context, optimal size.",
     "support": "Say whether a model, GPU and framework are covered, and tested on what.",
+    "sweep": "Plan every point of a grid of scenarios; write a table.",
     "simulate": "Simulate one step of a plan: time by class, bubble, memory, a trace.",
     "probe": "Measure this machine; write a cluster file and a first calibration.",
     "export": "Write the files that launch a plan, with its expected numbers.",
