@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from flopwright.errors import InputError, Violation
 from flopwright.plan.parallel import RecomputeName
 from flopwright.simulator.accuracy.rows import Configuration
 from flopwright.simulator.accuracy.stack_of_row import StackKey
 
 USUAL_LORA_RANK: Final = 16
+_USUAL_NODE: Final = 8
 # Stacks that recompute every layer unless told otherwise, by framework and era.
 _FULL_RECOMPUTE: Final = frozenset({("megatron", "unfused"), ("automodel", "")})
 # Stacks whose tensor parallelism keeps whole activations between the cut matrices.
@@ -23,6 +25,12 @@ _TAGS: Final = {
     "core_attn": "core_attn", "attention core": "core_attn", "mla_up_proj": "mla_up",
     "moe_act": "moe_act", "mlp": "mlp", "layernorm": "norm", "shared_experts": "shared_experts",
 }  # fmt: skip
+
+
+_HALF: Final = re.compile(
+    r"\b(1|one)( layer)? (in|of|out of) (2|two)\b|(every|each) (2nd|second|other) layer|\b1/2\b"
+    r"|\b50 ?%"
+)
 
 
 @dataclass(slots=True)
@@ -65,8 +73,12 @@ def is_quantized(configuration: Configuration) -> bool:
 def precision_of(
     configuration: Configuration, stack: StackKey, gpu: str, adapters: bool, assumed: Assumed
 ) -> dict[str, Any]:
-    """Returns the fields of `workload.precision`."""
-    text = configuration.text("precision").lower()
+    """Returns the fields of `workload.precision`.
+
+    Raises:
+        InputError: a format that the library does not price.
+    """
+    text = _plain_format(configuration.text("precision"))
     hopper = gpu.startswith(("h", "gh"))
     ampere = gpu.startswith("a")
     if not text:
@@ -75,8 +87,13 @@ def precision_of(
         assumed.say(f"precision {text}")
     gemm = _gemm_recipe(text, configuration, hopper)
     compute = "fp16" if "fp16" in text and "bf16" not in text else "bf16"
-    if re.fullmatch(r"(fp|tf)32", text):
+    if re.fullmatch(r"(fp|tf)32.*", text) and not re.search(r"bf16|fp16|fp8", text):
+        if text.startswith("tf"):
+            rule = "matrix products in TF32 have no cost here"
+            raise InputError(Violation(field="precision", value=repr(text), rule=rule))
         compute = "fp32"
+    elif not re.search(r"(fp|tf|bf|mxfp|nvfp)\d", text):
+        assumed.say(f"bf16: the precision is given as {text!r}")
     out: dict[str, Any] = {"compute": compute, "weights": compute, "gemm": gemm}
     if stack.framework == "megatron_deepspeed":
         out["gradients"] = compute
@@ -89,15 +106,24 @@ def precision_of(
     return out
 
 
+def _plain_format(cell: str) -> str:
+    """Returns a precision in the short names of formats."""
+    text = re.sub(r"b(rain)?[_ ]?float[_ -]?16|bfloat\b", "bf16", cell.lower())
+    text = re.sub(r"float[_ -]?(8|16|32)", r"fp\1", text)
+    text = re.sub(r"\bhalf\b", "fp16", text)
+    text = re.sub(r"\b(e4m3|e5m2|hybrid fp8|ms-?amp)\b", r"fp8 \1", text)
+    return re.sub(r"(?<=[fp])[ _-](?=\d)", "", text)
+
+
 def _gemm_recipe(text: str, configuration: Configuration, hopper: bool) -> str:
     if "nvfp4" in text or "fp4" in text:
         return "nvfp4"
-    if "mx" in text:
+    if re.search(r"mx(?!net)", text):
         return "mxfp8"
     if "fp8" not in text:
         return "same"
     other = re.search(r"alternate (quantization|granularity)", configuration.notes.lower())
-    if "block" in text or (other and hopper):
+    if re.search(r"block|sub-?channel|1x128|128x128|tile", text) or (other and hopper):
         return "fp8_block"
     return "mxfp8" if other else "fp8_tensor"
 
@@ -107,22 +133,18 @@ def recompute_of(
 ) -> tuple[RecomputeName, tuple[str, ...], bool]:
     """Returns (policy, groups it drops, whether only every second layer is recomputed)."""
     text = configuration.text("recompute").lower()
-    if not text or not re.match(r"full|none|selective|off|no\b|true|false|yes", text):
-        if stack.framework == "torchtitan":
-            assumed.say("recompute by operators, torchtitan's own default (not stated)")
-            return "selective", (), False
-        full = (stack.framework, stack.era) in _FULL_RECOMPUTE or (
-            (stack.framework, "") in _FULL_RECOMPUTE and stack.family == "dense"
-        )
-        policy: RecomputeName = "full" if full else "none"
-        assumed.say(f"recompute {policy} (not stated)")
+    policy = _policy_of(text)
+    if policy is None:
+        if text:
+            assumed.say(f"recompute is given as {text!r}, taken as not stated")
+        return _usual_recompute(stack, assumed), (), False
+    if policy != "selective":
         return policy, (), False
-    if text.startswith(("full", "true", "yes")):
-        return "full", (), False
-    if not text.startswith("selective"):
-        return "none", (), False
-    tags = tuple(dict.fromkeys(tag for word, tag in _TAGS.items() if word in text))
-    if tags or "op-level" in text:
+    if _HALF.search(text):
+        return "full", (), True
+    words = re.sub(r"[\s\-_]+", "_", text)
+    tags = tuple(dict.fromkeys(t for w, t in _TAGS.items() if w.replace(" ", "_") in words))
+    if tags or re.search(r"op_level|sac\b", words):
         return "selective", tags, False
     if stack.framework in _SHARDED_WEIGHTS:
         assumed.say("selective recompute: every second layer whole")
@@ -131,11 +153,41 @@ def recompute_of(
     return "selective", ("core_attn",), False
 
 
+def _policy_of(text: str) -> RecomputeName | None:
+    """Returns the policy that a cell states, None where it states none that is known.
+
+    Every second layer counts as selective, since a part is kept.
+    """
+    if re.match(r"(none|off|no|false|n|0|0\.0|disabled?|without)\b", text):
+        return "none"
+    if _HALF.search(text) or re.match(r"(selective|sac\b|op-level)", text):
+        return "selective"
+    kept = re.sub(r"[\s\-_]+", "_", text)
+    if text and "full" not in text and any(w.replace(" ", "_") in kept for w in _TAGS):
+        return "selective"
+    if re.match(r"(full|true|yes|y|on|1|1\.0|enabled?|all|uniform|each|every)\b", text):
+        return "full"
+    return "full" if re.search(r"checkpoint|recompute|\bac\b|\bfull\b", text) else None
+
+
+def _usual_recompute(stack: StackKey, assumed: Assumed) -> RecomputeName:
+    """Returns the policy of a stack whose row does not state one."""
+    if stack.framework == "torchtitan":
+        assumed.say("recompute by operators, torchtitan's own default (not stated)")
+        return "selective"
+    full = (stack.framework, stack.era) in _FULL_RECOMPUTE or (
+        (stack.framework, "") in _FULL_RECOMPUTE and stack.family == "dense"
+    )
+    policy: RecomputeName = "full" if full else "none"
+    assumed.say(f"recompute {policy} (not stated)")
+    return policy
+
+
 def sequence_parallel_of(configuration: Configuration, stack: StackKey, assumed: Assumed) -> bool:
     """Returns whether tensor-parallel ranks split tokens between the cut matrices."""
     text = configuration.text("sp").lower()
     if text:
-        return text in {"1", "1.0", "true", "yes", "on"}
+        return not re.match(r"(0|0\.0|false|no|off|none|n|disabled?)\b", text)
     if (configuration.whole("tp") or 1) == 1:
         return True
     if re.search(r"; flags: ", configuration.notes):
@@ -151,7 +203,11 @@ def sharding_of(
 ) -> dict[str, Any]:
     """Returns zero_stage, data_parallel, dp_shard and dp_replicate for `dp` ranks."""
     text = configuration.text("zero_or_fsdp").lower()
-    fsdp = "hsdp" in text or ("fsdp" in text and "fsdp=0" not in text)
+    if not text and re.search(r"\bddp\b", configuration.text("framework").lower()):
+        text = "ddp"
+    fsdp = bool(re.search(r"hsdp|full_?shard|shard_grad_op", text)) or (
+        "fsdp" in text and not re.search(r"fsdp=0|no_shard", text)
+    )
     stage = _zero_stage(text, fsdp)
     if stage is None:
         key = (stack.framework, stack.era)
@@ -171,17 +227,32 @@ def sharding_of(
     }
 
 
+def shards_weights(configuration: Configuration, stack: StackKey) -> bool:
+    """Returns whether weights are sharded over all ranks, so that an unstated tp or pp is 1.
+
+    Where a row says nothing of it, it is so in stacks that are built around sharded weights.
+    """
+    text = configuration.text("zero_or_fsdp").lower()
+    stated = r"fsdp(?!=0)|hsdp|full_?shard|(zero|stage)[\s_-]*(stage)?[\s_-]*[23]"
+    silent = not any(configuration.text(c) for c in ("zero_or_fsdp", "tp", "pp"))
+    return bool(re.search(stated, text)) or (silent and stack.framework in _SHARDED_WEIGHTS)
+
+
 def _zero_stage(text: str, fsdp: bool) -> int | None:
-    if fsdp:
-        return 2 if "shard_grad" in text else 3
-    found = re.search(r"(?:zero)?[ -]?([0-3])\b", text)
-    if "zero" in text and found:
+    if "no_shard" in text:
+        return 0
+    if fsdp or re.search(r"full_?shard", text):
+        return 2 if re.search(r"shard_grad|optim_grads\b", text) else 3
+    found = re.search(r"(?:zero|stage)[\s_-]*(?:stage)?[\s_-]*([0-3])(?!\d)", text)
+    if found:
         return int(found[1])
-    if "dist" in text and "opt" in text:
+    if "zero++" in text:
+        return 3
+    if re.search(r"dist.*opt|opt.*shard|shard.*opt", text):
         return 1
     if text in {"0", "1", "2", "3", "0.0", "1.0", "2.0", "3.0"}:
         return int(float(text))
-    return 0 if text in {"none", "ddp", "no"} else None
+    return 0 if re.fullmatch(r"none|(torch )?ddp|no|off|false|dp", text) else None
 
 
 def _shard_group(text: str, configuration: Configuration, dp: int) -> int:
@@ -193,14 +264,19 @@ def _shard_group(text: str, configuration: Configuration, dp: int) -> int:
     if named and "fsdp=0" not in text:
         size = int(named[1])
     if "hsdp" in text and not named:
-        size = 8 // model_ranks
+        pair = re.search(r"(\d+) ?[x*] ?(\d+)", text)
+        both = (int(pair[1]), int(pair[2])) if pair else (0, 0)
+        # A pair is (replicas, shards), but for one that starts with the GPUs of a node.
+        size = (both[0] if both[0] == _USUAL_NODE else both[1]) or _USUAL_NODE // model_ranks
     return size if 0 < size < dp and dp % size == 0 else dp
 
 
 def offloads_of(configuration: Configuration) -> Mapping[str, bool]:
     """Returns what a run keeps in host memory."""
+    sharding = configuration.text("zero_or_fsdp").lower()
     text = configuration.text("offload").lower()
+    whole = bool(re.match(r"(true|yes|on|1|cpu|zero)\b", text)) or "offload" in sharding
     return {
         "activation_offload": "activation" in text,
-        "optimizer_offload": "optim" in text,
+        "optimizer_offload": "optim" in text or whole,
     }

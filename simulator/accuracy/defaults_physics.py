@@ -103,9 +103,21 @@ def _with(plan: ParallelPlan, recompute: RecomputeName) -> ParallelPlan:
     return plan.model_copy(update=change)
 
 
+def beats_the_peak(scenario: Scenario, plan: ParallelPlan, measured_step_s: float) -> bool:
+    """Returns whether a step would need more FLOP/s than the datasheet's dense peak.
+
+    A value with such a step was read in another unit or of other work than was meant.
+    """
+    return _share_of_peak(scenario, plan, measured_step_s) > 1
+
+
 def _too_fast(scenario: Scenario, plan: ParallelPlan, measured_step_s: float | None) -> bool:
     if measured_step_s is None:
         return False
+    return _share_of_peak(scenario, plan, measured_step_s) > BEST_SHARE_OF_PEAK
+
+
+def _share_of_peak(scenario: Scenario, plan: ParallelPlan, measured_step_s: float) -> float:
     work, gpu = scenario.workload, scenario.cluster.node.gpu
     count = hardware_flops_per_token if plan.recompute == "full" else model_flops_per_token
     flops = count(scenario.model, work.seq_len, "causal_half") * work.tokens_per_step
@@ -114,4 +126,4 @@ def _too_fast(scenario: Scenario, plan: ParallelPlan, measured_step_s: float | N
     dtype = {"same": work.precision.compute, "nvfp4": "fp4"}.get(work.precision.gemm, "fp8")
     peaks = {str(name): value for name, value in gpu.peak_flops_per_s.items()}
     peak = max(peaks.get(name, 0.0) for name in (dtype, work.precision.compute))
-    return bool(flops / (measured_step_s * plan.world_size) > BEST_SHARE_OF_PEAK * peak > 0)
+    return flops / (measured_step_s * plan.world_size) / peak if peak > 0 else 0.0

@@ -15,6 +15,7 @@ _NAMES: Final[tuple[tuple[str, str], ...]] = (
     (r"b200", "b200"),
     (r"gh200", "gh200"),
     (r"h200", "h200_sxm"),
+    (r"gracehopper", "gh200"),
     (r"h100.*96g", "h100_96gb_hbm2e"),
     (r"h100.*hbm2e", "h100_96gb_hbm2e"),
     (r"h100.*(pcie|nvl)", "h100_pcie"),
@@ -23,9 +24,13 @@ _NAMES: Final[tuple[tuple[str, str], ...]] = (
     (r"h20(?!\d)", "h20"),
     (r"a800.*40g", "a100_sxm_40gb"),
     (r"a800", "a800_sxm_80gb"),
-    (r"a100.*40g", "a100_sxm_40gb"),
     (r"a100.*pcie", "a100_pcie"),
-    (r"p4d", "a100_sxm_40gb"),
+    (r"a100.*(?<!\d)40g|asr.?v4", "a100_sxm_40gb"),
+    (r"p4de|amsr.?a100|a2ultragpu", "a100_sxm_80gb"),
+    (r"p4d|a2(high|mega)gpu|nda100", "a100_sxm_40gb"),
+    (r"p5en|a3ultragpu", "h200_sxm"),
+    (r"(^|aws|x)p5(?!\d)|a3(high|mega)gpu|ndh100", "h100_sxm"),
+    (r"p6b200|a4highgpu", "b200"),
     (r"a100", "a100_sxm_80gb"),
     (r"mi355x?", "mi355x"),
     (r"mi325x?", "mi325x"),
@@ -42,10 +47,19 @@ AMD: Final = frozenset({"mi300x", "mi325x", "mi355x"})
 
 
 def canonical_gpu(spelling: str) -> str | None:
-    """Returns the catalog name of the processor that a spelling means; None if none is known."""
-    text = _squeezed(spelling)
+    """Returns the catalog name of the processor that a spelling means.
+
+    None if none is known, or if it names several.
+    """
     if is_out_of_scope(spelling):
         return None
+    parts = re.split(r"/|\+|,|&|\bor\b|\band\b", spelling)
+    several = {name for name in map(_name_of, parts) if name is not None}
+    return several.pop() if len(several) == 1 else None
+
+
+def _name_of(spelling: str) -> str | None:
+    text = _squeezed(spelling)
     return next((name for pattern, name in _NAMES if re.search(pattern, text)), None)
 
 

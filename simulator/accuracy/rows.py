@@ -6,6 +6,7 @@ where that names the metric; elsewhere they share every column that describes a 
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,9 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import pandas as pd
-
 from flopwright.errors import InputError, Violation
+from flopwright.simulator.accuracy.rows_units import (
+    MEMORIES,
+    SPEEDS,
+    in_si,
+    metric_name,
+    positive,
+)
 
 COLUMNS: Final = (
     "id", "source", "year", "model", "params_total_b", "params_active_b", "hidden", "layers",
@@ -28,29 +34,8 @@ _OF_A_VALUE: Final = frozenset({"id", "metric", "value", "unit", "notes"})
 _EMPTY: Final = frozenset({"", "nan", "n/a", "na", "null", "-", "?", "unknown"})
 # Whole numbers beyond this are no sizes of a run, and would not fit a record.
 _MOST: Final = 2**53
-
-# Seconds, tokens, samples or bytes in one of a unit. Units are compared in lower case, but for
-# byte units, whose case carries no meaning either.
-_UNITS: Final[Mapping[str, float]] = {
-    "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0,
-    "tokens/s": 1.0, "tokens/s/gpu": 1.0, "samples/s": 1.0, "sequences/s": 1.0,
-    "ktokens/s": 1e3, "ktokens/s/gpu": 1e3, "mtokens/s": 1e6,
-    "bytes": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
-    "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40,
-}  # fmt: skip
-_DEFAULT_UNIT: Final = {
-    "step_time": "s", "tokens_per_s": "tokens/s", "tokens_per_s_per_gpu": "tokens/s/GPU",
-    "samples_per_s": "samples/s",
-}  # fmt: skip
-# Throughputs that a step time follows from, the safest first.
-SPEEDS: Final = ("step_time", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s")
-# Metrics of the accelerator's memory. "alloc" stands for what the allocator gave out.
-MEMORIES: Final = (
-    "peak_mem_gb", "peak_mem_gib", "peak_mem_mib", "peak_mem_bytes",
-    "peak_alloc_gb", "peak_alloc_gib", "peak_alloc_mib", "peak_alloc_bytes",
-    "peak_reserved_gb", "peak_reserved_gib", "peak_reserved_mib", "peak_reserved_bytes",
-    "alloc_bytes", "alloc_gib", "max_allocated_bytes", "max_reserved_bytes", "mem_first_gb",
-)  # fmt: skip
+_TOO_LONG: Final = "beyond the last column"
+_IN_K: Final = frozenset({"seq"})  # lengths are written "8K" for 8,192
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +74,9 @@ class Configuration:
 
     def number(self, column: str) -> float | None:
         """Returns a cell's number; None where it holds none that is finite and above zero."""
-        return positive(self.text(column))
+        text = self.text(column)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kK])", text.strip()) if column in _IN_K else None
+        return float(found[1]) * 1024 if found else positive(text)
 
     def whole(self, column: str) -> int | None:
         """Returns a cell's whole number; None where it holds none above zero."""
@@ -104,15 +91,6 @@ class Configuration:
         return median(values) if values else None
 
 
-def positive(text: str) -> float | None:
-    """Returns the number that a text writes; None if it is none, not finite or not above 0."""
-    try:
-        value = float(text.replace(",", ""))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value > 0 else None
-
-
 def read_configurations(
     path: Path,
 ) -> tuple[tuple[Configuration, ...], tuple[tuple[str, str], ...]]:
@@ -121,13 +99,15 @@ def read_configurations(
     Raises:
         InputError: no file there, or not one of measured runs.
     """
-    frame = _frame(path)
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     repeats: dict[tuple[str, ...], int] = {}
     skipped: list[tuple[str, str]] = []
-    for number, record in enumerate(frame.to_dict("records"), start=2):
+    for number, record in _records(path):
         row = {name: _text(record.get(name)) for name in COLUMNS}
         row["id"] = row["id"] or f"line {number}"
+        if _TOO_LONG in record:
+            skipped.append((row["id"], "more cells than the table has columns"))
+            continue
         if not row["metric"]:
             skipped.append((row["id"], "no metric is named"))
             continue
@@ -141,26 +121,44 @@ def read_configurations(
         configuration = _configuration(rows)
         if configuration.metrics:
             found.append(configuration)
-        else:
-            skipped.extend((r["id"], "no positive number in a known unit") for r in rows)
+        skipped.extend((r["id"], _unread(r)) for r in rows if _metric(r) is None)
     return tuple(found), tuple(skipped)
 
 
-def _frame(path: Path) -> pd.DataFrame:
+def _records(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Returns (line, cells by column) of every row; blank lines are none."""
     if not path.is_file():
         raise InputError(Violation(file=str(path), rule="no such file"))
     try:
-        frame = pd.read_csv(
-            path, dtype=str, keep_default_na=False, on_bad_lines="skip", encoding_errors="replace"
-        )
-    except (ValueError, OSError) as error:
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            head = file.readline()
+            file.seek(0)
+            reader = csv.DictReader(
+                file, delimiter=_delimiter(head), restkey=_TOO_LONG, restval=""
+            )
+            names = [name.strip().lower() for name in reader.fieldnames or ()]
+            _check_columns(path, names)
+            reader.fieldnames = names
+            return [(reader.line_num, row) for row in reader]
+    except (csv.Error, OSError) as error:
         raise InputError(Violation(file=str(path), rule=f"not a table: {error}")) from error
-    frame.columns = [str(c).strip().lower() for c in frame.columns]
-    missing = [c for c in ("metric", "value") if c not in frame.columns]
+
+
+def _delimiter(head: str) -> str:
+    return max(",;\t", key=head.count)
+
+
+def _check_columns(path: Path, names: list[str]) -> None:
+    if not any(names):
+        raise InputError(Violation(file=str(path), rule="not a table: it has no line of names"))
+    missing = [c for c in ("metric", "value") if c not in names]
     if missing:
         rule = f"a table of measured runs needs the columns {', '.join(missing)}"
         raise InputError(Violation(file=str(path), rule=rule))
-    return frame.loc[:, ~frame.columns.duplicated()]
+    twice = sorted({n for n in names if n and names.count(n) > 1})
+    if twice:
+        rule = f"the columns {', '.join(twice)} come more than once"
+        raise InputError(Violation(file=str(path), rule=rule))
 
 
 def _text(cell: object) -> str:
@@ -191,16 +189,19 @@ def _configuration(rows: list[dict[str, str]]) -> Configuration:
 
 def _metric(row: Mapping[str, str]) -> Metric | None:
     value = positive(row["value"])
-    name = row["metric"].lower()
     if value is None:
         return None
-    if name in SPEEDS or name in MEMORIES:
-        unit = row["unit"] or _DEFAULT_UNIT.get(name, name.rpartition("_")[2])
-        scale = _UNITS.get(re.sub(r"\s", "", unit.lower()).replace("tok/", "tokens/"))
-        if scale is None:
-            return None
-        value *= scale
-    return Metric(row_id=row["id"], name=name, value=value) if math.isfinite(value) else None
+    found = in_si(metric_name(row["metric"]), value, row["unit"])
+    if found is None or not math.isfinite(found[1]) or found[1] <= 0:
+        return None
+    return Metric(row_id=row["id"], name=found[0], value=found[1])
+
+
+def _unread(row: Mapping[str, str]) -> str:
+    """Returns why a row gave no value."""
+    if positive(row["value"]) is None:
+        return f"no positive number: {row['value']!r}"
+    return f"{row['metric']} in {row['unit']!r}, a unit that says nothing of it"
 
 
 def step_seconds(
@@ -217,6 +218,7 @@ def step_seconds(
         "tokens_per_s": tokens_per_step,
         "tokens_per_s_per_gpu": tokens_per_step / gpus,
         "samples_per_s": sequences,
+        "samples_per_s_per_gpu": sequences / gpus,
     }
     for name in SPEEDS:
         value = configuration.value(name)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from flopwright.errors import InputError, Violation
 from flopwright.plan.parallel import ParallelPlan, plan_violations
 from flopwright.simulator.accuracy.defaults import (
@@ -19,8 +21,12 @@ from flopwright.simulator.accuracy.defaults import (
     recompute_of,
     sequence_parallel_of,
     sharding_of,
+    shards_weights,
 )
-from flopwright.simulator.accuracy.defaults_physics import settled_recompute
+from flopwright.simulator.accuracy.defaults_physics import (
+    beats_the_peak,
+    settled_recompute,
+)
 from flopwright.simulator.accuracy.gpu_names import canonical_gpu, is_out_of_scope
 from flopwright.simulator.accuracy.model_of_row import RowModel, model_of
 from flopwright.simulator.accuracy.rows import (
@@ -124,9 +130,17 @@ def published_runs(path: Path, plan_for: PlanFor | None = None) -> PublishedRuns
                 runs.append((configuration, run_of(configuration, plan_for)))
                 continue
             except (InputError, ArithmeticError, ValueError) as error:
-                reason = " ".join(str(error).split())
+                reason = _reason(error)
         skipped.extend((row, reason) for row in configuration.row_ids)
     return PublishedRuns(merge(runs), tuple(skipped))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return "; ".join(
+            f"{'.'.join(map(str, e['loc']))} ({e['input']}): {e['msg']}" for e in error.errors()
+        )
+    return " ".join(str(error).split())
 
 
 def _out_of_scope(configuration: Configuration) -> str | None:
@@ -161,7 +175,8 @@ def run_of(configuration: Configuration, plan_for: PlanFor | None = None) -> Pub
     model = model_of(configuration, seq_len)
     assumed.made += model.assumed
     stack = stack_of(configuration, model.spec.moe is not None, gpu)
-    axes = axes_of(configuration, model.spec, gpu, assumed)
+    sharded = shards_weights(configuration, stack)
+    axes = axes_of(configuration, model.spec, gpu, sharded, assumed)
     scenario = _scenario(configuration, model, stack, gpu, axes, assumed)
     plan = _plan(configuration, scenario, stack, axes, assumed)
     if "own-plan" in assumed.flags and not axes.sharded and plan_for is not None:
@@ -175,6 +190,9 @@ def run_of(configuration: Configuration, plan_for: PlanFor | None = None) -> Pub
         plan = settled_recompute(
             scenario, plan, stack.framework, measured[0] if measured else None, memory, assumed
         )
+    if measured and beats_the_peak(scenario, plan, measured[0]):
+        assumed.flags.add("odd")
+        assumed.say("set apart: as read, it would beat the processor's peak")
     return _run(configuration, gpu, model, stack, scenario, plan, axes, assumed)
 
 

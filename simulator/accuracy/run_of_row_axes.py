@@ -22,6 +22,11 @@ _BYTES_A_FROZEN_WEIGHT: Final = 2.0
 _SHARE_OF_MEMORY: Final = 0.6
 _MOST_EXPERT_RANKS: Final = 8
 _MICROBATCHES_A_STAGE: Final = 4
+# Columns that a run cannot do without where they are filled in, and those it can.
+_NEEDED: Final = ("n_gpus", "tp", "pp", "cp", "mbs", "gbs", "seq", "hidden", "layers", "heads")
+_REPLACED: Final = ("vpp", "dp", "ep", "etp", "experts", "topk", "kv_heads", "ffn", "moe_ffn",
+                    "vocab")  # fmt: skip
+_MULTIPLES: Final = {"": 1.0, "k": 1e3, "m": 2.0**20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +60,19 @@ class Axes:
         return self.pp * self.vpp
 
 
-def axes_of(configuration: Configuration, model: ModelSpec, gpu: str, assumed: Assumed) -> Axes:
+def axes_of(
+    configuration: Configuration, model: ModelSpec, gpu: str, sharded: bool, assumed: Assumed
+) -> Axes:
     """Returns the sizes of a run's plan.
+
+    Args:
+        sharded: whether its weights are sharded over all ranks (defaults.shards_weights).
 
     Raises:
         InputError: sizes that contradict each other.
     """
+    _check_sizes(configuration, assumed)
     num_gpus = _num_gpus(configuration)
-    sharded = bool(re.search(r"fsdp(?!=0)|hsdp|zero-?[23]", _sharding(configuration)))
     tp, pp = configuration.whole("tp"), configuration.whole("pp")
     cp = configuration.whole("cp") or 1
     if tp is None or pp is None:
@@ -114,12 +124,34 @@ def _bad(name: str, value: object, rule: str) -> InputError:
     return InputError(Violation(field=name, value=str(value), rule=rule))
 
 
+def _check_sizes(configuration: Configuration, assumed: Assumed) -> None:
+    """Names sizes that are no whole numbers; without some of them a row is of no use."""
+    for name in (*_NEEDED, *_REPLACED):
+        text = configuration.text(name)
+        if not text or configuration.whole(name) is not None or re.fullmatch(r"0(\.0)?", text):
+            continue
+        if name in _NEEDED and not (name == "gbs" and _tokens_of(text)):
+            raise _bad(name, repr(text), "is no whole number above zero")
+        if name in _REPLACED:
+            assumed.say(f"{name} {text!r} is no whole number: taken as not stated")
+
+
+def _tokens_of(text: str) -> float | None:
+    """Returns the tokens of a batch that is given in them ("4M tokens")."""
+    found = re.fullmatch(r"~?(\d+(?:\.\d+)?) ?([km]?) ?tok(?:en)?s?", text.lower())
+    return float(found[1]) * _MULTIPLES[found[2]] if found else None
+
+
+def _batch(configuration: Configuration) -> int | None:
+    """Returns the sequences of a step, None where they are not stated."""
+    tokens = _tokens_of(configuration.text("gbs"))
+    if tokens is None:
+        return configuration.whole("gbs")
+    return max(1, round(tokens / _seq(configuration)))
+
+
 def _seq(configuration: Configuration) -> int:
     return configuration.whole("seq") or 1
-
-
-def _sharding(configuration: Configuration) -> str:
-    return configuration.text("zero_or_fsdp").lower()
 
 
 def _num_gpus(configuration: Configuration) -> int:
@@ -129,6 +161,9 @@ def _num_gpus(configuration: Configuration) -> int:
     sizes = [configuration.whole(c) for c in ("tp", "pp", "dp")]
     if all(s is not None for s in sizes):
         return math.prod(s or 1 for s in sizes) * (configuration.whole("cp") or 1)
+    counted = re.match(r"(\d+) ?[x×] ?[a-z]", configuration.text("gpu").lower())
+    if counted:
+        return int(counted[1])
     raise _bad("n_gpus", "", "the number of GPUs is not stated")
 
 
@@ -147,8 +182,10 @@ def _model_ranks(
         return 1, 1
     assumed.flags.add("own-plan")
     if sharded:
-        assumed.say("tp and pp 1 under sharded weights")
-        return tp or 1, pp or 1
+        cut = tp or _cut_of_batch(configuration, model, num_gpus // (cp * (pp or 1)))
+        if cut is not None:
+            assumed.say(f"tp {cut} and pp {pp or 1} under sharded weights")
+            return cut, pp or 1
     frozen = lora_rank(configuration) is not None
     weight = _BYTES_A_FROZEN_WEIGHT if frozen else _BYTES_A_WEIGHT
     need = (
@@ -162,7 +199,7 @@ def _model_ranks(
         for p in ([pp] if pp else divisors(free))
         if free % (t * p) == 0 and p <= model.num_layers
     ]
-    batch, mbs = configuration.whole("gbs"), configuration.whole("mbs") or 1
+    batch, mbs = _batch(configuration), configuration.whole("mbs") or 1
     if batch is not None:
         options = [o for o in options if batch % (free // math.prod(o) * mbs) == 0]
     if not options:
@@ -171,6 +208,15 @@ def _model_ranks(
     chosen = min(holds, key=lambda o: (math.prod(o), o[1]))
     assumed.say(f"tp {chosen[0]} and pp {chosen[1]}: the fewest ranks that hold the weights")
     return chosen
+
+
+def _cut_of_batch(configuration: Configuration, model: ModelSpec, ranks: int) -> int | None:
+    """Returns the smallest tp under which a batch gives every rank the same; None without one."""
+    batch, mbs = _batch(configuration), configuration.whole("mbs") or 1
+    if batch is None:
+        return 1
+    fits = (t for t in divisors(math.gcd(8, model.attention.num_heads)) if ranks % t == 0)
+    return next((t for t in fits if batch % (ranks // t * mbs) == 0), None)
 
 
 def _data_parallel(configuration: Configuration, num_gpus: int, model_ranks: int) -> int:
@@ -184,7 +230,7 @@ def _data_parallel(configuration: Configuration, num_gpus: int, model_ranks: int
 
 def _batches(configuration: Configuration, dp: int, pp: int, assumed: Assumed) -> tuple[int, int]:
     """Returns (micro-batch size, global batch size), the latter a multiple of mbs * dp."""
-    mbs, batch = configuration.whole("mbs"), configuration.whole("gbs")
+    mbs, batch = configuration.whole("mbs"), _batch(configuration)
     if mbs is None:
         if configuration.whole("n_gpus") != 1:
             assumed.flags.add("own-plan")

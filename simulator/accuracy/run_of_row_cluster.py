@@ -14,6 +14,8 @@ NOTED: Final = "as_noted"
 _BITS: Final = 8.0
 # Networks known by the machine or the fabric that notes name: bits/s of a node of 8 GPUs.
 _NODE_BITS_PER_S: Final = ((r"jean ?zay|omni-?path", 400e9),)
+# Large GH200 machines (Alps, JUPITER) have nodes of four, each pair joined by NVLink.
+_QUAD: Final = 4
 _AWS: Final = {
     "a100_sxm_40gb": "aws_p4d", "a100_sxm_80gb": "aws_p4de", "h100_sxm": "aws_p5",
     "h200_sxm": "aws_p5en", "b200": "aws_p6_b200",
@@ -30,6 +32,10 @@ def cluster_of_row(
     """
     kind, assumed = _node_type(configuration, gpu)
     per_node = _gpus_per_node(configuration) or kind.node.gpus
+    tp = configuration.whole("tp") or 1
+    if gpu == "gh200" and per_node < tp <= _QUAD:
+        per_node = _QUAD
+        assumed.append(f"nodes of {_QUAD} GH200: a tensor parallel group needs NVLink")
     bits = _bits_per_s_of_gpu(configuration, per_node)
     changed = as_noted(kind, per_node, bits / _BITS if bits is not None else None)
     if bits is None and num_gpus > changed.node.domain_gpus:

@@ -52,8 +52,10 @@ def merge(
 def _key(configuration: Configuration, run: PublishedRun) -> tuple[object, ...]:
     # Two recipes of FP8 that are priced alike are two runs all the same.
     precision = "rowwise" in configuration.text("precision").lower()
+    # One framework in several releases is one, two frameworks of a family are not.
+    framework = re.sub(r"[^a-z]+", " ", re.sub(r"v?\d[\w.]*", "", run.framework.lower())).strip()
     return (
-        run.source, run.stack, run.model_name, run.gpu, run.num_gpus, precision,
+        run.source, framework, run.stack, run.model_name, run.gpu, run.num_gpus, precision,
         run.scenario.model.num_layers, run.scenario.model.content_hash(),
         run.scenario.workload.content_hash(), run.plan.content_hash(),
         run.measured_step_s is None, "odd" in run.flags,

@@ -24,17 +24,18 @@ _BY_SOURCE: Final[tuple[tuple[str, str], ...]] = (
 _BY_FRAMEWORK: Final[tuple[tuple[str, str], ...]] = (
     (r"automodel", "automodel"),
     (r"megatron.?bridge", "megatron_bridge"),
-    (r"megatron.?deepspeed", "megatron_deepspeed"),
+    (r"megatron.?deepspeed|neox", "megatron_deepspeed"),
     (r"nemo", "nemo"),
-    (r"mcore|megatron|megascale", "megatron"),
-    (r"torchtitan", "torchtitan"),
+    (r"mcore|megatron|megascale|mindspeed|galvatron|core_r\d", "megatron"),
+    (r"torch.?titan", "torchtitan"),
     (r"interne", "internevo"),
     (r"foundry|composer|mosaic", "llm_foundry"),
     (r"colossal", "colossalai"),
     (r"maxtext|paxml|jax|levanter|xla|alpa", "jax"),
     (r"deepspeed|zero", "deepspeed"),
     (r"fsdp|metaseq|torchtune|kempnerforge|lingua|accelerate|trl|axolotl|llama.?factory|nanogpt"
-     r"|litgpt|olmo", "fsdp"),
+     r"|litgpt|olmo|verl|swift|xtuner|transformers|hugging ?face|lightning|unsloth|openrlhf"
+     r"|fairscale|\bhf\b|\bddp\b", "fsdp"),
     (r"primus|rocm|llmboost", "rocm"),
     (r"pytorch|torch", "fsdp"),
 )  # fmt: skip

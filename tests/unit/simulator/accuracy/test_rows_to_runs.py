@@ -187,7 +187,7 @@ def test_batches_that_do_not_divide_are_rounded_or_made_smaller(tmp_path: Path) 
     assert rounded.scenario.workload.global_batch_size == 2048
     assert "gbs-rounded" in rounded.flags
     assert one(tmp_path, mbs="8").plan.micro_batch_size == 4  # 128 over 32 ranks
-    alone = one(tmp_path, gbs="", metric="tokens_per_s", id="x-1-tokens_per_s", mbs="12")
+    alone = one(tmp_path, gbs="", metric="tokens_per_s", id="x-1-tokens_per_s", unit="", mbs="12")
     assert alone.scenario.workload.global_batch_size == 12 * 32
     assert "assumed-batch" in alone.flags
 
