@@ -18,6 +18,7 @@ GROWTH: Final = 8
 DAY_S: Final = 86_400.0
 # Ranks that context parallelism may add to a plan.
 _CONTEXT_RANKS: Final = (1, 2, 4, 8, 16)
+_MAX_VPP: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +50,55 @@ def with_nodes(scenario: Scenario, num_nodes: int) -> Scenario:
     return scenario.model_copy(update={"cluster": cluster, "objective": "time"})
 
 
-def node_counts(scenario: Scenario, most: int) -> list[int]:
+def node_counts(scenario: Scenario, most: int) -> dict[int, float]:
     """Returns the numbers of nodes up to `most` that some legal plan could fill, sorted.
 
     A plan's ranks are tp * pp * cp * dp with dp a divisor of the batch and pp at most the
     layers; other numbers of nodes have none.
+
+    Returns:
+        By number of nodes the largest share of the GPUs that is busy while the fullest stage
+        works: what uneven stages leave of it.
     """
     model, batch = scenario.model, scenario.workload.global_batch_size
     gpus = scenario.cluster.node.gpus
-    limit = most * gpus
     tps = scenario.search.tp or divisors(model.attention.num_heads)
     pps = scenario.search.pp or range(1, model.num_layers + 1)
-    shards = {tp * pp * cp for tp in tps for pp in pps for cp in _CONTEXT_RANKS}
-    worlds = {shard * dp for dp in divisors(batch) for shard in shards if shard * dp <= limit}
-    return sorted(w // gpus for w in worlds if w % gpus == 0)
+    vpps = scenario.search.vpp or range(1, _MAX_VPP + 1)
+    shards: dict[int, float] = {}
+    for pp in pps:
+        even = max(_evenness(model.num_layers, pp * vpp) for vpp in vpps)
+        for shard in {tp * pp * cp for tp in tps for cp in _CONTEXT_RANKS}:
+            shards[shard] = max(even, shards.get(shard, 0.0))
+    nodes: dict[int, float] = {}
+    for dp in divisors(batch):
+        for shard, even in shards.items():
+            count, rest = divmod(shard * dp, gpus)
+            if rest == 0 and count <= most:
+                nodes[count] = max(even, nodes.get(count, 0.0))
+    return dict(sorted(nodes.items()))
 
 
-def sizes_of(scenario: Scenario, goal: Goal) -> list[int]:
-    """Returns the numbers of nodes worth planning, sorted.
+def _evenness(layers: int, chunks: int) -> float:
+    """Returns the mean layers of a chunk over those of the fullest; 0 for more than layers."""
+    return layers / (chunks * -(-layers // chunks)) if chunks <= layers else 0.0
+
+
+def growing(nodes: dict[int, float]) -> list[int]:
+    """Returns the sizes that keep more GPUs busy than every smaller one.
+
+    The others (47 nodes, of which one stage of two layers is the pace) lose to a smaller one.
+    """
+    sizes, busiest = [], 0.0
+    for count, even in nodes.items():
+        if count * even > busiest:
+            sizes.append(count)
+            busiest = count * even
+    return sizes
+
+
+def sizes_of(scenario: Scenario, goal: Goal) -> dict[int, float]:
+    """Returns the numbers of nodes that could be planned, as `node_counts`.
 
     Raises:
         InputError: a budget without a price, or a limit below one node.
