@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -32,37 +32,43 @@ class TraceEvent(NamedTuple):
 
 Trace = tuple[TraceEvent, ...]
 
+# The first stream of each kind, and how many a kind has: what runs at once needs its own, for
+# a viewer takes slices of one stream that overlap for slices inside each other.
 _STREAMS: Final = {"compute": 7, "comm": 20, "copy": 30}
 _OTHER_STREAM: Final = 40
+_STREAMS_OF_A_KIND: Final = 10
+_NANOSECOND: Final = 1e-9
 
 
 def chrome_trace(events: Iterable[TraceEvent], *, world_size: int) -> dict[str, Any]:
-    """Returns the trace as Chrome/Kineto JSON data (Perfetto opens it)."""
+    """Returns the trace as Chrome/Kineto JSON data (Perfetto opens it).
+
+    Events of a rank and kind of stream that overlap stand on streams of their own.
+    """
+    events = tuple(events)
+    streams = _stream_ids(events)
     rows = [
         {
             "ph": "X",
             "cat": "kernel",
             "name": e.name,
             "pid": e.rank,
-            "tid": _STREAMS.get(e.stream, _OTHER_STREAM),
+            "tid": stream,
             "ts": e.start_s * 1e6,
             "dur": (e.end_s - e.start_s) * 1e6,
-            "args": {
-                "class": e.cls,
-                "stream": _STREAMS.get(e.stream, _OTHER_STREAM),
-                "bytes": e.nbytes,
-            },
+            "args": {"class": e.cls, "stream": stream, "bytes": e.nbytes},
         }
-        for e in events
+        for e, stream in zip(events, streams, strict=True)
     ]
-    names = (
-        [
-            {"ph": "M", "name": "process_name", "pid": r, "args": {"name": f"rank {r}"}}
-            for r in sorted({e.rank for e in events})
-        ]
-        if rows
-        else []
-    )
+    names: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": r, "args": {"name": f"rank {r}"}}
+        for r in sorted({e.rank for e in events})
+    ]
+    kinds = {(e.rank, s): e.stream for e, s in zip(events, streams, strict=True)}
+    names += [
+        {"ph": "M", "name": "thread_name", "pid": rank, "tid": stream, "args": {"name": kind}}
+        for (rank, stream), kind in sorted(kinds.items())
+    ]
     return {
         "schemaVersion": 1,
         "distributedInfo": {"rank": 0, "world_size": world_size, "backend": "simulated"},
@@ -85,15 +91,34 @@ def kineto_traces(events: Iterable[TraceEvent], *, world_size: int) -> dict[int,
             "schemaVersion": 1,
             "distributedInfo": {"rank": rank, "world_size": world_size, "backend": "nccl"},
             "deviceProperties": [{"id": 0, "name": "simulated"}],
-            "traceEvents": [_kernel(i, e) for i, e in enumerate(mine, 1)],
+            "traceEvents": [
+                _kernel(i, e, stream)
+                for i, (e, stream) in enumerate(zip(mine, _stream_ids(mine), strict=True), 1)
+            ],
             "displayTimeUnit": "ms",
         }
         for rank, mine in sorted(by_rank.items())
     }
 
 
-def _kernel(correlation: int, event: TraceEvent) -> dict[str, Any]:
-    stream = _STREAMS.get(event.stream, _OTHER_STREAM)
+def _stream_ids(events: Sequence[TraceEvent]) -> list[int]:
+    """Returns each event's stream: the first of its kind on its rank that is free by then."""
+    out = [0] * len(events)
+    until: dict[tuple[int, str], list[float]] = {}
+    for i in sorted(range(len(events)), key=lambda i: events[i].start_s):
+        event = events[i]
+        ends = until.setdefault((event.rank, event.stream), [])
+        free = (k for k, end in enumerate(ends) if end <= event.start_s + _NANOSECOND)
+        lane = next(free, len(ends))
+        if lane == len(ends) < _STREAMS_OF_A_KIND:
+            ends.append(0.0)
+        lane = min(lane, _STREAMS_OF_A_KIND - 1)
+        ends[lane] = max(ends[lane], event.end_s)
+        out[i] = _STREAMS.get(event.stream, _OTHER_STREAM) + lane
+    return out
+
+
+def _kernel(correlation: int, event: TraceEvent, stream: int) -> dict[str, Any]:
     copies = event.stream == "copy"
     if event.stream == "comm":
         name = f"ncclDevKernel_{event.cls} {event.name}"

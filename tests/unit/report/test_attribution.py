@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flopwright.report.attribution import exposed_time
 from flopwright.report.metrics import TIME_CLASSES
-from flopwright.report.trace import TraceEvent, chrome_trace
+from flopwright.report.trace import TraceEvent, chrome_trace, kineto_traces
 
 CLASSES = [c for c in TIME_CLASSES if c != "idle"]
 EVENT = st.builds(
@@ -44,3 +44,22 @@ def test_chrome_trace_has_one_slice_an_event_in_microseconds() -> None:
     (slice_,) = [e for e in data["traceEvents"] if e["ph"] == "X"]
     assert (slice_["pid"], slice_["ts"], slice_["dur"]) == (3, 0.5e6, 0.25e6)
     assert data["distributedInfo"]["world_size"] == 4
+
+
+def test_what_overlaps_stands_on_streams_of_its_own() -> None:
+    """A viewer takes overlapping slices of one stream for nested ones."""
+    events = [
+        TraceEvent(0, "comm", "RECV_F(1,1)", "pp_comm", 0.0, 2.0),
+        TraceEvent(0, "comm", "REDUCE_GRAD(1)", "dp_comm", 1.0, 3.0),
+        TraceEvent(0, "comm", "RECV_F(1,2)", "pp_comm", 2.0, 4.0),
+        TraceEvent(0, "copy", "OFFLOAD(1,1)", "offload", 0.0, 2.0),
+        TraceEvent(0, "copy", "FETCH(1,0)", "offload", 1.0, 3.0),
+        TraceEvent(1, "comm", "RECV_F(2,0)", "pp_comm", 1.0, 3.0),
+    ]
+    rows = [e for e in chrome_trace(events, world_size=2)["traceEvents"] if e["ph"] == "X"]
+    assert [(e["pid"], e["tid"]) for e in rows] == [
+        (0, 20), (0, 21), (0, 20), (0, 30), (0, 31), (1, 20),
+    ]  # fmt: skip
+    kernels = kineto_traces(events, world_size=2)[0]["traceEvents"]
+    assert [k["tid"] for k in kernels] == [20, 21, 20, 30, 31]
+    assert [k["args"]["stream"] for k in kernels] == [20, 21, 20, 30, 31]
