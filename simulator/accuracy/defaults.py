@@ -16,6 +16,10 @@ USUAL_LORA_RANK: Final = 16
 _USUAL_NODE: Final = 8
 # Stacks that recompute every layer unless told otherwise, by framework and era.
 _FULL_RECOMPUTE: Final = frozenset({("megatron", "unfused"), ("automodel", "")})
+# Frameworks whose shipped configurations recompute every layer: GPT-NeoX (checkpoint-activations),
+# LLaMA-Factory (disable_gradient_checkpointing false), verl (enable_gradient_checkpointing),
+# Unsloth (use_gradient_checkpointing).
+_CHECKPOINTED: Final = re.compile(r"neox|llama.?factory|\bverl\b|unsloth")
 # Stacks whose tensor parallelism keeps whole activations between the cut matrices.
 _WHOLE_ACTIVATIONS: Final = frozenset({"internevo", "megatron_deepspeed", "deepspeed"})
 # Stacks with no sharding of optimizer state unless a row says so.
@@ -137,7 +141,7 @@ def recompute_of(
     if policy is None:
         if text:
             assumed.say(f"recompute is given as {text!r}, taken as not stated")
-        return _usual_recompute(stack, assumed), (), False
+        return _usual_recompute(configuration, stack, assumed), (), False
     if policy != "selective":
         return policy, (), False
     if _HALF.search(text):
@@ -170,11 +174,16 @@ def _policy_of(text: str) -> RecomputeName | None:
     return "full" if re.search(r"checkpoint|recompute|\bac\b|\bfull\b", text) else None
 
 
-def _usual_recompute(stack: StackKey, assumed: Assumed) -> RecomputeName:
+def _usual_recompute(
+    configuration: Configuration, stack: StackKey, assumed: Assumed
+) -> RecomputeName:
     """Returns the policy of a stack whose row does not state one."""
     if stack.framework == "torchtitan":
         assumed.say("recompute by operators, torchtitan's own default (not stated)")
         return "selective"
+    if _CHECKPOINTED.search(configuration.text("framework").lower()):
+        assumed.say("recompute full, the framework's own default (not stated)")
+        return "full"
     full = (stack.framework, stack.era) in _FULL_RECOMPUTE or (
         (stack.framework, "") in _FULL_RECOMPUTE and stack.family == "dense"
     )

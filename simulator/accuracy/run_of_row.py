@@ -288,7 +288,8 @@ def _own_plan(
     if found is None:
         assumed.say("no plan of the planner's fits: simple defaults")
         return plan
-    if configuration.text("recompute"):  # the row says it, whatever the planner would choose
+    # What the row says, or its framework does unless told otherwise, is not the planner's to say.
+    if configuration.text("recompute") or plan.recompute != "none":
         stated = ("recompute", "recompute_tags", "recompute_layers")
         found = found.model_copy(update={name: getattr(plan, name) for name in stated})
     assumed.replace("tp ", f"the planner's own plan: {found.label()}")

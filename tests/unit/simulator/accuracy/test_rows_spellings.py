@@ -146,6 +146,12 @@ def test_recompute(tmp_path: Path, cell: str, policy: str, tags: tuple[str, ...]
     assert (plan.recompute, plan.recompute_tags) == (policy, tags)
 
 
+def test_frameworks_that_recompute_unless_told_otherwise(tmp_path: Path) -> None:
+    assert one(tmp_path, framework="GPT-NeoX", recompute="").plan.recompute == "full"
+    assert one(tmp_path, framework="GPT-NeoX", recompute="no").plan.recompute == "none"
+    assert one(tmp_path, framework="HF Trainer", recompute="").plan.recompute == "none"
+
+
 def test_every_second_layer_and_a_word_that_says_nothing(tmp_path: Path) -> None:
     assert one(tmp_path, recompute="1 layer in 2").plan.recompute_layers == 16
     run = one(tmp_path, recompute="banana")
