@@ -37,6 +37,8 @@ def as_data(
         "ranks": step.ranks,
         "bubble": step.bubble,
         "num_events": step.num_events,
+        "gpu_memory_bytes": scenario.cluster.node.gpu.hbm_bytes,
+        "fits": not _too_full(scenario, step),
         "memory": [
             {
                 "stage": m.stage,
@@ -79,8 +81,23 @@ def show(console: Console, scenario: Scenario, plan: ParallelPlan, step: Simulat
             table.add_row(name, show_seconds(seconds), share)
     console.print(table)
     console.print(_memory_table(step.memory))
+    full = _too_full(scenario, step)
+    if full:
+        most = max(full, key=lambda m: m.peak_bytes)
+        console.print(
+            f"[bold]does not fit[/]: {plural(len(full), 'stage')} of {plan.pp}; "
+            f"stage {most.stage} holds {show_bytes(most.peak_bytes)}, "
+            f"a GPU {show_bytes(scenario.cluster.node.gpu.hbm_bytes)}",
+            highlight=False,
+        )
     for note in step.assumptions:
         console.print(f"assumed: {note}", highlight=False)
+
+
+def _too_full(scenario: Scenario, step: SimulatedStep) -> list[RankMemory]:
+    """Returns the stages that hold more than a GPU has."""
+    most = scenario.cluster.node.gpu.hbm_bytes
+    return [m for m in step.memory if m.peak_bytes > most]
 
 
 def _memory_table(memory: tuple[RankMemory, ...]) -> Table:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from flopwright.plan.file import PlanFile
     from flopwright.plan.parallel import ParallelPlan
     from flopwright.report.trace import Trace
+    from flopwright.spec.scenario import Scenario
 
 MAX_SAMPLES = 10_000
 
@@ -83,7 +85,9 @@ def simulate(
     check_file("--png", png, ".png", "the picture is a PNG")
     _check_trace(trace)
     setting = load_scenario(scenario)
-    parallel = load_plan(plan).parallel
+    plan_file = load_plan(plan)
+    _check_model(plan, plan_file, scenario, setting)
+    parallel = plan_file.parallel
     known = (
         load_calibration(calibration)
         if calibration is not None
@@ -103,13 +107,16 @@ def simulate(
         samples=samples,
         contention=not private_links,
     )
+    picture = b""
     if png is not None:
         from flopwright.report.timeline_png import timeline_png
 
         title = f"{setting.name}: {parallel.label()}"
-        write_atomically(png, timeline_png(step.trace, step.step_time_s, title))
+        picture = timeline_png(step.trace, step.step_time_s, title)
     if trace is not None:
         _write_trace(trace, step.trace, parallel)
+    if png is not None:
+        write_atomically(png, picture)
     if as_json:
         typer.echo(json.dumps(view.as_data(setting, parallel, known.id, step)))
         return
@@ -128,7 +135,11 @@ def _factors(flag: str, texts: list[str]) -> dict[int, float]:
     for text in texts:
         rank, _, factor = text.partition("=")
         try:
-            out[int(rank)] = float(factor)
+            of = int(rank)
+            if of in out:
+                rule, fix = f"rank {of} has a factor already", "give each rank one"
+                broken.append(Violation(field=flag, value=text, rule=rule, nearest_fix=fix))
+            out[of] = float(factor)
         except ValueError:
             fix = "write RANK=FACTOR, such as 12=1.5"
             rule = "is no rank and factor"
@@ -136,6 +147,27 @@ def _factors(flag: str, texts: list[str]) -> dict[int, float]:
     if broken:
         raise InputError(broken)
     return out
+
+
+def _check_model(path: Path, plan: PlanFile, asked: str, scenario: Scenario) -> None:
+    """Refuses a plan that was made for another model: its split says nothing about this one.
+
+    Another cluster or batch is a question worth asking, and the plan's rules are checked.
+    """
+    from flopwright.errors import InputError, Violation
+
+    if plan.model_hash == scenario.model.content_hash():
+        return
+    raise InputError(
+        Violation(
+            file=str(path),
+            field="model_hash",
+            value=plan.model_hash,
+            rule=f"the plan is for {plan.scenario.model.name}, the scenario trains "
+            f"{scenario.model.name}",
+            nearest_fix=f"make one: flopwright plan {asked} --out plan.yaml",
+        )
+    )
 
 
 def _is_file(trace: Path) -> bool:
@@ -160,15 +192,22 @@ def _check_trace(trace: Path | None) -> None:
                 nearest_fix=f"write {trace.with_suffix('.json')}",
             )
         )
-    elif trace.is_dir() and any(trace.iterdir()):
+    else:
+        _check_empty(trace)
+
+
+def _check_empty(folder: Path) -> None:
+    from flopwright.errors import InputError, Violation
+    from flopwright.planner.export.folder import check_folder
+
+    try:
+        check_folder(folder, ())
+    except InputError as error:
+        rules = ", ".join(v.rule for v in error.violations)
+        fix = "name a new folder"
         raise InputError(
-            Violation(
-                field="--trace",
-                value=str(trace),
-                rule="the folder is not empty",
-                nearest_fix="name a new one",
-            )
-        )
+            Violation(field="--trace", value=str(folder), rule=rules, nearest_fix=fix)
+        ) from error
 
 
 def _write_trace(path: Path, trace: Trace, plan: ParallelPlan) -> None:

@@ -82,6 +82,7 @@ def test_a_picture(plan: Path, tmp_path: Path) -> None:
     [
         (("--straggler", "x=2"), "RANK=FACTOR"),
         (("--straggler", "1=0"), "above 0"),
+        (("--straggler", "1=2", "--straggler", "01=3"), "has a factor already"),
         (("--slow-link", "9999=2"), "0 to 2047"),
         (("--jitter", "-1"), "standard deviation"),
         (("--trace", "t.txt"), ".json"),
@@ -98,3 +99,40 @@ def test_what_cannot_be_used_ends_with_2_and_a_reason(
 def test_a_missing_plan_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--plan", "nowhere.yaml") == 2
     assert "nowhere.yaml" in capsys.readouterr().err
+
+
+def test_a_plan_of_another_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.yaml"
+    other = load_scenario("kimi_k2_mini_2cpu_fp32")
+    path.write_text(dump_yaml(make_plan_file(other, ParallelPlan(dp_shard=2), "p"), ""))
+    assert run("--plan", path) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert f"the plan is for {other.model.name}" in error
+    assert f"flopwright plan {SCENARIO}" in error
+
+
+def test_nothing_is_written_if_one_of_two_files_cannot_be(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    files = ("--png", tmp_path / "t.png", "--trace", tmp_path / "file" / "ranks")
+    assert run("--plan", plan, "--engine", "replay", *files) == 2
+    assert "--trace" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_step_that_does_not_fit_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "full.yaml"
+    parallel = ParallelPlan(pp=4, ep=8, tp=8, dp_shard=8)
+    path.write_text(dump_yaml(make_plan_file(load_scenario(SCENARIO), parallel, "p"), ""))
+    data = data_of(capsys, "--plan", path, "--engine", "replay")
+    most = max(m["peak_bytes"] for m in data["memory"])
+    assert data["fits"] is False
+    assert most > data["gpu_memory_bytes"] > 0
+    assert run("--plan", path, "--engine", "replay") == 0
+    assert "does not fit" in capsys.readouterr().out
