@@ -104,7 +104,9 @@ def _show(console: Console, rows: list[SweepRow]) -> None:
 
     fields = list(rows[0].values) if rows else []
     table = Table(title="Points of the sweep", title_justify="left")
-    for name in (*fields, "verdict", "plan", "step", "tokens/s/GPU", "peak", "days", "USD"):
+    short = [name.rpartition(".")[2] for name in fields]
+    heads = short if len(set(short)) == len(short) else fields
+    for name in (*heads, "verdict", "plan", "step", "tokens/s/GPU", "peak", "days", "USD"):
         table.add_column(name, overflow="fold")
     for row in rows[:MAX_ROWS_SHOWN]:
         step = "" if row.step_time_s is None else show_seconds(row.step_time_s)

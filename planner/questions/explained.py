@@ -113,8 +113,12 @@ def explain(
             Faster(role=s.role, name=s.name, share=s.share, gain=s.tenth)
             for s in sensitivities(scenario, plan, calibration)
         ),
-        purchases=purchases(scenario, plan, calibration),
+        purchases=purchases(scenario, plan, calibration, _legal(beside)),
     )
+
+
+def _legal(beside: tuple[Neighbour, ...]) -> list[ParallelPlan]:
+    return [n.plan for n in beside if n.outcome != "breaks a rule"]
 
 
 def _lacking(neighbour: Neighbour, step_time_s: float) -> InfeasiblePlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from flopwright.errors import InputError
@@ -28,8 +29,8 @@ class Purchase(Spec):
     """One change of the cluster.
 
     Attributes:
-        step_time_s: of the best plan of the same layout (tp, pp, cp, ep) with it; None where
-            nothing fits.
+        step_time_s: of the best plan with it: of the same layout (tp, pp, cp, ep), or for
+            memory also one choice away; None where nothing of these fits.
         gain: share of the step that goes; None likewise, or where nothing fits without it.
     """
 
@@ -42,21 +43,31 @@ class Purchase(Spec):
 
 
 def purchases(
-    scenario: Scenario, plan: ParallelPlan, calibration: Calibration
+    scenario: Scenario,
+    plan: ParallelPlan,
+    calibration: Calibration,
+    near: Sequence[ParallelPlan] = (),
 ) -> tuple[Purchase, ...]:
     """Returns what more GPUs and more memory would buy, the rest of the plan chosen anew.
 
     GPUs are doubled: batches and layouts divide by few other numbers. The global batch
-    stays. What a faster link buys stands in planner.sensitivity, for the plan as it is.
+    stays. Memory may also make room for one of the plans `near`. What a faster link buys
+    stands in planner.sensitivity, for the plan as it is.
     """
-    base = best_of_layout(scenario, plan, calibration)
-    gpus = scenario.cluster.num_gpus
-    double = with_gpus(scenario, 2 * gpus)
-    found = [_bought("gpu", plural(2 * gpus, "GPU"), double, base, plan, calibration)]
-    hbm = scenario.cluster.node.gpu.hbm_bytes
+    layout = best_of_layout(scenario, plan, calibration)
+    gpus, hbm = scenario.cluster.num_gpus, scenario.cluster.node.gpu.hbm_bytes
+    double = best_of_layout(with_gpus(scenario, 2 * gpus), plan, calibration)
+    found = [_bought("gpu", plural(2 * gpus, "GPU"), double, layout)]
+
+    def beside(setting: Scenario, best: Replan | None) -> Replan | None:
+        priced = replans(setting, [("one choice away", p) for p in near], calibration)
+        return fastest([*([best] if best else []), *priced])
+
+    base = beside(scenario, layout)
     for gib in MORE_GIB:
         larger = with_hbm(scenario, hbm + gib * GIB)
-        found.append(_bought("memory", f"{gib} GiB a GPU", larger, base, plan, calibration))
+        best = beside(larger, best_of_layout(larger, plan, calibration))
+        found.append(_bought("memory", f"{gib} GiB a GPU", best, base))
     return tuple(found)
 
 
@@ -89,15 +100,7 @@ def best_of_layout(
     return best
 
 
-def _bought(
-    kind: Kind,
-    what: str,
-    scenario: Scenario,
-    base: Replan | None,
-    plan: ParallelPlan,
-    calibration: Calibration,
-) -> Purchase:
-    best = best_of_layout(scenario, plan, calibration)
+def _bought(kind: Kind, what: str, best: Replan | None, base: Replan | None) -> Purchase:
     if best is None:
         return Purchase(kind=kind, what=what, text="still nothing of this layout fits")
     gain = None if base is None else 1 - best.priced_s / base.priced_s

@@ -120,6 +120,18 @@ def test_one_gib_may_be_what_is_missing() -> None:
     assert first.gain > 0
 
 
+def test_memory_may_buy_a_plan_one_choice_away() -> None:
+    scenario = with_hbm(SCENARIO, 33 * 2**30)
+    whole = explain(scenario, PLAN, CALIBRATION)
+    faster = [n for n in whole.neighbours if n.missing_bytes and (n.behind or 0) < 0]
+    assert faster
+    first = min(faster, key=lambda n: n.missing_bytes)
+    assert 2**30 < first.missing_bytes < 8 * 2**30
+    by_what = {p.what: p.step_time_s or 0.0 for p in whole.purchases}
+    assert by_what["8 GiB a GPU"] <= _step_s(scenario, first.plan) * (1 + 1e-9)
+    assert by_what["8 GiB a GPU"] < by_what["1 GiB a GPU"]
+
+
 def test_a_plan_that_lacks_memory_is_explained_by_it() -> None:
     tight = with_hbm(SCENARIO, 3 * 2**30)
     plan, result = plan_of(tight, None, CALIBRATION)
