@@ -60,11 +60,13 @@ def compute_optimal_for_gpu_days(
         if rate is None:
             return _unplannable(found, rows)
         before, flops = flops, rate * gpu_days * _DAY_S
-        if abs(flops / before - 1) < _SETTLED if before else False:
+        if before and abs(flops / before - 1) < _SETTLED:
             break
         chosen = optimal_scenario(scenario, law, flops)
-    means.say(f"planning {chosen.model.name}")
-    return _answer(scenario, law, flops, planned(chosen, means), tuple(rows), means)
+    if found.scenario != chosen:
+        means.say(f"planning {chosen.model.name}")
+        found = planned(chosen, means)
+    return _answer(scenario, law, flops, found, tuple(rows), means)
 
 
 def optimal_scenario(scenario: Scenario, law: laws.LossLaw, flops: float) -> Scenario:

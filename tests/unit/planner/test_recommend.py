@@ -77,7 +77,7 @@ def test_no_size_with_a_legal_plan_is_left_out(runs: dict[int, tuple[float, floa
     assert set(runs) <= set(node_counts(NETWORKED, max(SIZES)))
 
 
-@pytest.mark.parametrize("share", [1.01, 0.9, 0.6, 0.45, 0.35])
+@pytest.mark.parametrize("share", [1.01, 0.55, 0.35])
 def test_fewest_gpus_equals_planning_every_size(
     runs: dict[int, tuple[float, float]], share: float
 ) -> None:
@@ -102,7 +102,7 @@ def test_fewest_gpus_equals_planning_every_size(
 
 def test_a_shorter_deadline_never_takes_fewer_gpus(runs: dict[int, tuple[float, float]]) -> None:
     needed = []
-    for share in (1.2, 0.8, 0.6, 0.5):
+    for share in (1.2, 0.8, 0.5):
         goal = Goal(deadline_s=share * runs[1][0], max_gpus=16)
         needed.append(fewest_gpus(NETWORKED, goal, MEANS).value or float("inf"))
     assert needed == sorted(needed)
