@@ -21,6 +21,7 @@ MAX_SEQ_LEN: Final = 2**31
 _MAX_TOKENS: Final = 10**18
 
 
+LoraTargets = Literal["all", "attention", "qkv"]
 GemmRecipe = Literal["same", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"]
 
 
@@ -113,12 +114,14 @@ class Workload(Grown):
         seq_len: tokens a sequence.
         global_batch_size: sequences an optimizer step.
         total_tokens: the token budget; the number of steps follows from it.
-        lora_rank: rank of the adapters beside every matrix of the layers, which alone are
-            trained; None: all weights are trained.
+        lora_rank: rank of the adapters beside matrices of the layers, which alone are trained;
+            None: all weights are trained.
+        lora_targets: which matrices have one: all but the router, those of the attention, or
+            those that make queries, keys and values.
         expert_load: how tokens spread over experts.
     """
 
-    later_fields = ("lora_rank", "expert_load")
+    later_fields = ("lora_rank", "lora_targets", "expert_load")
 
     kind: Literal["pretrain"] = "pretrain"
     seq_len: int = Field(ge=1, le=MAX_SEQ_LEN)
@@ -129,6 +132,7 @@ class Workload(Grown):
     learning_rate: LearningRate = LearningRate()
     seed: NonNegativeInt = 0
     lora_rank: int | None = Field(default=None, ge=1, le=2**16)
+    lora_targets: LoraTargets = "all"
     expert_load: ExpertLoad = ExpertLoad()
 
     @property

@@ -68,6 +68,17 @@ def lora_rank(configuration: Configuration) -> int | None:
     return int(ranks[1]) if ranks else USUAL_LORA_RANK
 
 
+def lora_targets(stack: StackKey) -> str:
+    """Returns which matrices a framework's recipes adapt (their documentation).
+
+    NeMo and Megatron Bridge adapt the fused query, key and value product where speed counts,
+    MLPerf's reference the attention; the others all linear layers.
+    """
+    if stack.framework in {"nemo", "megatron_bridge"}:
+        return "qkv"
+    return "attention" if stack.framework == "mlperf" else "all"
+
+
 def is_quantized(configuration: Configuration) -> bool:
     """Returns whether frozen weights are stored in 4 bits (QLoRA)."""
     text = f"{configuration.text('model')} {configuration.notes.split('; LoRA/')[0]}".lower()

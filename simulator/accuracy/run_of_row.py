@@ -16,6 +16,7 @@ from flopwright.simulator.accuracy.defaults import (
     Assumed,
     is_quantized,
     lora_rank,
+    lora_targets,
     offloads_of,
     precision_of,
     recompute_of,
@@ -222,6 +223,7 @@ def _scenario(
     rank = lora_rank(configuration)
     if rank is not None:
         assumed.flags.add("lora")
+        assumed.say(f"adapters beside {lora_targets(stack)} matrices, as its recipes have")
         if is_quantized(configuration):
             assumed.flags.add("qlora")
     workload: dict[str, Any] = {
@@ -230,6 +232,7 @@ def _scenario(
         "total_tokens": axes.seq_len * axes.global_batch_size * _STEPS,
         "precision": precision_of(configuration, stack, gpu, rank is not None, assumed),
         "lora_rank": rank,
+        "lora_targets": "all" if rank is None else lora_targets(stack),
     }
     if model.family.startswith("kimik2"):
         workload["optimizer"] = {"kind": "muon"}

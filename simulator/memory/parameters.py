@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flopwright.ops import Array
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.sharding import tensor_split
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import ParamTensor, layer_parameters
+from flopwright.spec.workload import LoraTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,15 @@ class ParamCounts:
     dense: Array
     dense_matrix: Array
     expert: Array
+
+    def take(self, index: NDArray[np.int64]) -> ParamCounts:
+        """Returns the numbers of some columns of the last axis."""
+        return ParamCounts(
+            held=self.held[..., index],
+            dense=self.dense[..., index],
+            dense_matrix=self.dense_matrix[..., index],
+            expert=self.expert[..., index],
+        )
 
 
 def param_counts(spec: ModelSpec, layer: int, tp: Array, ep: Array) -> ParamCounts:
@@ -53,7 +64,7 @@ def param_counts(spec: ModelSpec, layer: int, tp: Array, ep: Array) -> ParamCoun
 
 
 def adapter_counts(
-    spec: ModelSpec, layer: int, tp: Array, ep: Array, rank: int, *, attention_only: bool = False
+    spec: ModelSpec, layer: int, tp: Array, ep: Array, rank: int, *, targets: LoraTargets = "all"
 ) -> ParamCounts:
     """Returns the numbers of LoRA adapters (arXiv 2106.09685) that one rank holds of a layer.
 
@@ -61,11 +72,13 @@ def adapter_counts(
     cut along is whole on every rank of the group, as in Megatron's adapters.
 
     Args:
-        attention_only: only the attention's matrices have one.
+        targets: which matrices have one (Workload.lora_targets).
     """
     dense, expert = np.zeros(len(tp)), np.zeros(len(tp))
     for param in layer_parameters(spec, layer):
-        wanted = param.role == "attention" if attention_only else param.is_matrix
+        wanted = targets == "all" or param.role == "attention"
+        if targets == "qkv" and param.name.endswith("o_proj.weight"):
+            continue
         if not wanted or not param.is_matrix or param.role == "router":
             continue
         if param.role == "expert":

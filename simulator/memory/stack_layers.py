@@ -87,7 +87,7 @@ def stack_layers(
             tp,
             ep,
             workload.lora_rank or 0,
-            attention_only=profile.lora == "attention",
+            targets=profile.lora,
         )
         out[kind] = StackLayer(
             kept=kept,

@@ -1,8 +1,8 @@
 """Low-rank adapters (arXiv 2106.09685): the model's own weights are read, never trained.
 
-Every matrix of the layers but the router has an adapter of rank r: two small products beside
-it, forward and for both gradients, and one sum of two outputs. The frozen product makes no
-weight gradient.
+A matrix of the layers (`Workload.lora_targets`; never the router) has an adapter of rank r: two
+small products beside it, forward and for both gradients, and one sum of two outputs. The frozen
+product makes no weight gradient.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ from flopwright.simulator.training.layers import is_transformer_layer
 from flopwright.simulator.training.tables import with_rows
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.model import ModelSpec
+from flopwright.spec.workload import LoraTargets
 
 _PRODUCTS = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
 
 
-def with_adapters(cost: BlockCost, rank: int | None, dtype: str, layer_kind: str) -> BlockCost:
+def with_adapters(
+    cost: BlockCost,
+    rank: int | None,
+    dtype: str,
+    layer_kind: str,
+    targets: LoraTargets = "all",
+) -> BlockCost:
     """Returns a block's cost where only adapters of that rank are trained; None: all is."""
     if rank is None:
         return cost
     ops, more = cost.ops, CostBuilder()
     if is_transformer_layer(layer_kind):
         for row in range(len(ops)):
-            if _has_adapter(ops, row, dtype):
+            if _has_adapter(ops, row, dtype, targets):
                 _adapter(more, ops, row, rank, dtype)
     frozen = (ops.phase == Phase.BACKWARD_WEIGHT)[:, None]
     trained = replace(ops, count=np.where(frozen, 0.0, ops.count))
@@ -37,19 +44,29 @@ def with_adapters(cost: BlockCost, rank: int | None, dtype: str, layer_kind: str
 
 
 def trained_counts(
-    spec: ModelSpec, layer: int, counts: ParamCounts, tp: Array, ep: Array, rank: int | None
+    spec: ModelSpec,
+    layer: int,
+    counts: ParamCounts,
+    tp: Array,
+    ep: Array,
+    rank: int | None,
+    targets: LoraTargets = "all",
 ) -> ParamCounts:
     """Returns what a rank holds of a layer and, of it, what is trained: only adapters."""
     if rank is None:
         return counts
-    own = adapter_counts(spec, layer, tp, ep, rank)
+    own = adapter_counts(spec, layer, tp, ep, rank, targets=targets)
     return replace(own, held=counts.held + own.held)
 
 
-def _has_adapter(ops: OpTable, row: int, dtype: str) -> bool:
+def _has_adapter(ops: OpTable, row: int, dtype: str, targets: LoraTargets) -> bool:
+    name = ops.name[row]
     forward = Phase(ops.phase[row]) is Phase.FORWARD and OpKind(ops.kind[row]) in _PRODUCTS
-    own = not ops.name[row].startswith(HEAD_AGAIN) and ops.kernel[row] != "unfused"
-    return forward and own and ops.dtype[row] == dtype
+    own = not name.startswith(HEAD_AGAIN) and ops.kernel[row] != "unfused"
+    wanted = targets == "all" or name.startswith("self_attn.")
+    if targets == "qkv":
+        wanted = wanted and not name.endswith("o_proj")
+    return forward and own and wanted and ops.dtype[row] == dtype
 
 
 def _adapter(more: CostBuilder, ops: OpTable, row: int, rank: int, dtype: str) -> None:

@@ -14,7 +14,7 @@ ONE = np.ones(1)
 
 def test_llama2_70b_has_the_published_number_of_adapter_weights() -> None:
     """Rank 16 beside q, k, v and o of 80 layers; 2 r (h + n) a matrix pair by hand."""
-    counts = adapter_counts(LLAMA, 0, ONE, ONE, 16, attention_only=True)
+    counts = adapter_counts(LLAMA, 0, ONE, ONE, 16, targets="attention")
     h, kv = 8192, 1024
     by_hand = 16 * ((h + h) + 2 * (h + kv) + (h + h))
     assert counts.dense[0] == by_hand
@@ -44,3 +44,10 @@ def test_the_side_that_is_not_cut_stands_on_every_rank(tp: int) -> None:
 def test_tables_have_none() -> None:
     for layer in (-1, LLAMA.num_layers):
         assert adapter_counts(LLAMA, layer, ONE, ONE, 16).held[0] == 0
+
+
+def test_adapters_of_queries_keys_and_values_leave_the_output_out() -> None:
+    attention = adapter_counts(LLAMA, 0, ONE, ONE, 16, targets="attention")
+    qkv = adapter_counts(LLAMA, 0, ONE, ONE, 16, targets="qkv")
+    width = LLAMA.attention.num_heads * LLAMA.attention.v_head_dim
+    assert float(attention.held[0] - qkv.held[0]) == 16 * (width + LLAMA.hidden_size)
