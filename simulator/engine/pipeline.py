@@ -123,17 +123,20 @@ class _Step:
         self._start = [[0.0] * count for _ in range(replicas)]
         self._end = [[0.0] * count for _ in range(replicas)]
         self._apart: list[dict[int, tuple[float, float]]] = [{} for _ in range(replicas)]
-        # Of what a lane does: None, True once it is done, or the event that somebody waits for.
+        # Of what a lane does: None, True once it is done, or the event that is waited for.
         self._state: list[list[Any]] = [[None] * count for _ in range(replicas)]
         self._lanes = [[_LaneState() for _ in program.lanes] for _ in range(replicas)]
         self._meetings: dict[tuple[int, ...], _Meeting] = {}
 
     def run(self) -> StepRun:
         """Runs until every rank is done."""
-        for replica in range(self._replicas):
-            for stage in range(self._program.num_stages):
-                self._env.process(self._rank(stage, replica))
+        ranks = [
+            self._env.process(self._rank(stage, replica))
+            for replica in range(self._replicas)
+            for stage in range(self._program.num_stages)
+        ]
         self._env.run()
+        assert not any(rank.is_alive for rank in ranks), "every rank comes to its list's end"
         end = np.array(self._end)
         apart = np.full((*end.shape, 2), np.nan)
         for replica, found in enumerate(self._apart):
@@ -160,8 +163,9 @@ class _Step:
                 continue
             begin = env.now
             for source in waits:
-                if state[source] is not True:
+                if state[source] is None:
                     state[source] = Event(env)
+                if state[source] is not True:
                     yield state[source]
             if op == _RECEIVE:
                 start[i], end[i] = begin, env.now
@@ -239,8 +243,9 @@ class _Step:
         queue, state = self._lanes[replica][lane], self._state[replica]
         i, waits, seconds = queue.waiting[0]
         for source in waits:
-            if state[source] is not True:
+            if state[source] is None:
                 state[source] = Event(self._env)
+            if state[source] is not True:
                 state[source].callbacks.append(lambda _: self._next(replica, lane))
                 return
         queue.waiting.popleft()

@@ -127,6 +127,7 @@ class _Builder:
         self._special = False  # whether compute may have to wait for more than its stage
         self._gathered: dict[int, tuple[int, ...]] = {}
         self._reduced: list[tuple[int, ...]] = [()] * num_stages
+        self._left: list[tuple[int, ...]] = [()] * num_stages  # a stage's last two OFFLOADs
 
     def ready(self, action: Action) -> bool:
         """Returns whether what the action waits for has been added."""
@@ -225,17 +226,24 @@ class _Builder:
         return family * self._chunks + chunk
 
     def _waits(self, stage: int, action: Action) -> tuple[int, ...]:
+        """Returns what an action waits for beside its stage.
+
+        What is copied has two places on the GPU: a forward fills one while the one before it
+        leaves, and so waits for the one before that; a fetch waits until all that were to
+        leave have gone, its own among them (a stage's copies go one after the other).
+        """
         kind, chunk, microbatch = action.kind, action.chunk, action.microbatch
         if kind is ActionKind.OPTIMIZER_STEP:
             return self._reduced[stage]
         if kind is ActionKind.FETCH:
-            source = self._done.get((ActionKind.OFFLOAD, chunk, microbatch), -1)
-            return () if source < 0 else (source,)
+            return self._left[stage][-1:]
         if _LANES.get(kind) is not None or chunk < 0:
             return ()
         waits: tuple[int, ...] = ()
         if self._gathered:
             waits = self._gathered.pop(chunk, ())  # a stage that waited once has the weights
+        if kind is ActionKind.FORWARD:
+            return (*waits, *self._left[stage][:-1])
         fetched = self._done.pop((ActionKind.FETCH, chunk, microbatch), -1)
         return waits if fetched < 0 else (*waits, fetched)
 
@@ -244,6 +252,8 @@ class _Builder:
         if kind in {ActionKind.OFFLOAD, ActionKind.FETCH, ActionKind.RECOMPUTE}:
             self._done[kind, chunk, action.microbatch] = index
             self._special = True
+            if kind is ActionKind.OFFLOAD:
+                self._left[stage] = (*self._left[stage][-1:], index)
         elif kind is ActionKind.GATHER_WEIGHTS:
             self._special = True
             self._gathered[chunk] = (*self._gathered.get(chunk, ()), index)

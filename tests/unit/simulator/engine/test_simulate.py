@@ -164,6 +164,32 @@ def test_copies_to_the_host_hide_until_their_engine_cannot_keep_up(k2: Scenario)
     assert exposed[0]["offload"] > 0.1 * slow.step_time_s
 
 
+@pytest.mark.parametrize("bytes_per_s", [2e9, 60e9])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"schedule": "1f1b"},
+        {"schedule": "gpipe", "recompute": "full"},
+        {"schedule": "interleaved_1f1b", "vpp": 2},
+    ],
+    ids=lambda a: a["schedule"],
+)
+def test_what_is_copied_never_holds_more_places_than_the_memory_model_has(
+    k2: Scenario, axes: dict[str, Any], bytes_per_s: float
+) -> None:
+    """However slow its link, a rank waits rather than pile up what has not left."""
+    plan = ParallelPlan(pp=4, ep=8, dp_shard=8, zero_stage=1, activation_offload=True, **axes)
+    host = with_host_link(k2, bytes_per_s)
+    model = evaluate(host, Candidates.from_plans([plan]), default_calibration(k2.cluster.node.gpu))
+    step = simulate(host, plan, engine="replay")
+    for m in step.memory:
+        most = model.memory_bytes["activations"][m.stage, 0]
+        assert 0 < m.activations.max() <= most * (1 + 1e-9)
+        assert abs(m.activations[-1]) < 1
+    private = simulate(host, plan, contention=False)
+    assert private.step_time_s == pytest.approx(step.step_time_s, abs=1e-9)
+
+
 def test_the_seed_decides_the_jitter(k2: Scenario) -> None:
     one, same, other = (
         simulate(k2, DENSE, perturbation=Perturbation(jitter=0.1, seed=seed), samples=3)
