@@ -85,26 +85,28 @@ def explain(
     metrics = prediction.metrics
     beside = neighbours(scenario, plan, calibration)
     hbm = scenario.cluster.node.gpu.hbm_bytes
-    free = 1 - metrics.peak_memory_bytes / hbm
     own = SearchResult(
-        verdict="fits" if free >= 0 else "does_not_fit",
+        verdict="fits" if metrics.peak_memory_bytes <= hbm else "does_not_fit",
         candidates=1,
-        fit=int(free >= 0),
+        fit=int(metrics.peak_memory_bytes <= hbm),
         headroom_asked=scenario.search.memory_headroom,
-        ranked=(RankedPlan(rank=1, plan=plan, prediction=prediction, headroom=free),),
+        ranked=(
+            RankedPlan(
+                rank=1,
+                plan=plan,
+                prediction=prediction,
+                headroom=1 - metrics.peak_memory_bytes / hbm,
+            ),
+        ),
         infeasible=tuple(_lacking(n, metrics.step_time_s) for n in beside if n.missing_bytes)
         + (result.infeasible if result is not None else ()),
     )
-    if result is not None:
-        verdict = verdict_text(result, scenario)
-    elif free >= 0:
-        verdict = f"{plan.label()} fits: {show_bytes(hbm - metrics.peak_memory_bytes)} free"
-    else:
-        verdict = f"{plan.label()} lacks {show_bytes(metrics.peak_memory_bytes - hbm)}"
     return Explanation(
         plan=plan,
         searched=result is not None,
-        verdict_text=verdict,
+        verdict_text=verdict_text(result, scenario)
+        if result is not None
+        else _own_verdict(plan, metrics.peak_memory_bytes, hbm),
         step_time_s=metrics.step_time_s,
         peak_memory_bytes=metrics.peak_memory_bytes,
         binding=binding_constraint(own, scenario, calibration),
@@ -115,6 +117,12 @@ def explain(
         ),
         purchases=purchases(scenario, plan, calibration, _legal(beside)),
     )
+
+
+def _own_verdict(plan: ParallelPlan, peak_bytes: int, hbm_bytes: int) -> str:
+    if peak_bytes <= hbm_bytes:
+        return f"{plan.label()} fits: {show_bytes(hbm_bytes - peak_bytes)} free"
+    return f"{plan.label()} lacks {show_bytes(peak_bytes - hbm_bytes)}"
 
 
 def _legal(beside: tuple[Neighbour, ...]) -> list[ParallelPlan]:

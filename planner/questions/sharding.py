@@ -147,23 +147,24 @@ def when_hybrid(scenario: Scenario, plan: ParallelPlan, calibration: Calibration
             }
         )
     start = next((r for r in rows if (r["best_replicas"] or 1) > 1), None)
-    if start is None:
-        text = (
-            f"Not up to {rows[-1]['gpus']:,} GPUs: one shard group is as fast, or no other fits."
-        )
-    else:
-        full_s, best_s = start["full_shard_s"], start["best_s"]
-        gain = show_percent(1 - best_s / full_s) if full_s and best_s else ""
-        text = (
-            f"From {start['gpus']:,} GPUs on: "
-            f"{plural(start['best_replicas'] or 1, 'shard group')} under ZeRO-{zero} take "
-            f"{gain} off the step of one group."
-        )
     return Answer(
         question="when_hybrid",
-        text=text,
+        text=_hybrid_text(start, rows[-1]["gpus"], zero),
         data={"zero_stage": zero, "from_gpus": start and start["gpus"], "by_gpus": rows},
         replans=tuple(found),
+    )
+
+
+def _hybrid_text(start: dict[str, Any] | None, most_gpus: int, zero: int) -> str:
+    if start is None:
+        return f"Not up to {most_gpus:,} GPUs: one shard group is as fast, or no other fits."
+    replicas = plural(start["best_replicas"], "shard group")
+    if start["full_shard_s"] is None or not start["full_shard_fits"]:
+        return f"From {start['gpus']:,} GPUs on, where {replicas} fit and one does not."
+    gain = show_percent(1 - start["best_s"] / start["full_shard_s"])
+    return (
+        f"From {start['gpus']:,} GPUs on: {replicas} under ZeRO-{zero} take {gain} off the step "
+        "of one group."
     )
 
 
