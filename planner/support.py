@@ -18,7 +18,7 @@ from flopwright.planner.support_answer import (
     Tested,
     Verdict,
 )
-from flopwright.planner.support_plan import executor_runs, target_states
+from flopwright.planner.support_plan import Judge, executor_runs, target_states
 from flopwright.simulator.accuracy.fit_stacks import interval80, shipped_levels
 from flopwright.simulator.accuracy.gpu_names import canonical_gpu
 from flopwright.simulator.accuracy.published_files import load_published
@@ -36,11 +36,15 @@ _UNSEEN: Final = "unseen"
 
 
 def support(
-    model: str | None = None, gpu: str | None = None, framework: str | None = None
+    judge: Judge,
+    model: str | None = None,
+    gpu: str | None = None,
+    framework: str | None = None,
 ) -> Support:
     """Returns what covers a model, a GPU and a framework; None of one asks about any.
 
     Args:
+        judge: what the executor refuses of a plan.
         model: catalog name or file. gpu: catalog name or a usual spelling ("H100 SXM5").
         framework: a family of fitted stacks or an export target ("megatron").
 
@@ -70,7 +74,7 @@ def support(
         framework=family,
         stacks=own_stacks,
         targets=target_states(spec, gpu_name),
-        executor=executor_runs(spec, gpu_name),
+        executor=executor_runs(spec, gpu_name, judge),
         by_part=tuple(Count(name=n, runs=sum(m)) for n, m in asked.items()),
         tested=tuple(_tested(r) for r in shared) if asked else (),
         models=_counts((r.model_name for r in runs), ()),

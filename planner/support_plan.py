@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Final
 
 from flopwright.errors import InputError
-from flopwright.executor.launch.supported import refused_fields, unsupported
 from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.export.registry import TARGETS, target_files
@@ -20,6 +20,10 @@ from flopwright.spec.workload import LearningRate, Workload
 _MODEL: Final = "llama31_8b"
 _GPU: Final = "h100_sxm"
 _IMAGE: Final = "registry/image:tag"
+
+# From a plan to (what the executor refuses of it, fields of which it refuses some values). The
+# planner does not know the executor: who asks brings its rules.
+Judge = Callable[[PlanFile], tuple[Collection[str], Collection[str]]]
 
 
 class Target(Spec):
@@ -90,8 +94,7 @@ def _target(plans: list[PlanFile], name: str) -> Target:
     return Target(name=name, works=False, refused=refused[-1])
 
 
-def executor_runs(spec: ModelSpec | None, gpu: str | None) -> Runs:
-    """Returns whether `flopwright run` takes the model's simplest plan."""
-    plan = simplest_plan(spec, gpu)
-    refused = tuple(f"{v.field} {v.value}" for v in unsupported(plan))
-    return Runs(works=not refused, refused=refused, fields=tuple(sorted(refused_fields(plan))))
+def executor_runs(spec: ModelSpec | None, gpu: str | None, judge: Judge) -> Runs:
+    """Returns whether `flopwright run` takes the model's simplest plan, as `judge` says."""
+    refused, fields = judge(simplest_plan(spec, gpu))
+    return Runs(works=not refused, refused=tuple(refused), fields=tuple(sorted(fields)))

@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from flopwright.plan.file import PlanFile
     from flopwright.planner.support_answer import Count, Support
 
 _SHOWN = 12
@@ -35,7 +36,7 @@ def support(
     from flopwright.cli._console import console_of
     from flopwright.planner.support import support as covered_by
 
-    found = covered_by(model, gpu, framework)
+    found = covered_by(_judge, model, gpu, framework)
     if as_json:
         typer.echo(json.dumps(found.to_data()))
         return
@@ -52,6 +53,13 @@ def support(
         ):
             _print_counts(console, title, counts, every=every)
     _print_rest(console, found)
+
+
+def _judge(plan: PlanFile) -> tuple[list[str], frozenset[str]]:
+    """Returns what the executor refuses of a plan, and the fields it has rules for."""
+    from flopwright.executor.launch.supported import refused_fields, unsupported
+
+    return [f"{v.field} {v.value}" for v in unsupported(plan)], refused_fields(plan)
 
 
 def _print_parts(console: Console, found: Support, *, every: bool) -> None:

@@ -6,12 +6,18 @@ from functools import cache
 import pytest
 
 from flopwright.errors import InputError
+from flopwright.executor.launch.supported import refused_fields, unsupported
+from flopwright.plan.file import PlanFile
 from flopwright.planner.support import support
 from flopwright.planner.support_answer import Support
 from flopwright.planner.support_plan import executor_runs, target_states
 from flopwright.simulator.accuracy.published_files import FOLDER
 from flopwright.spec.load import load_model
 from flopwright.spec.yaml_lines import read_yaml
+
+
+def judge(plan: PlanFile) -> tuple[list[str], frozenset[str]]:
+    return [f"{v.field} {v.value}" for v in unsupported(plan)], refused_fields(plan)
 
 
 @cache
@@ -22,7 +28,7 @@ def _files() -> list[dict[str, object]]:
 
 @cache
 def _llama_on_h100() -> Support:
-    return support("llama31_70b", "H100 SXM", "NeMo")
+    return support(judge, "llama31_70b", "H100 SXM", "NeMo")
 
 
 def test_counts_equal_the_published_files() -> None:
@@ -55,7 +61,7 @@ def test_tested_means_runs_that_share_all_of_it() -> None:
 
 
 def test_borrowed_curves_are_assumed() -> None:
-    found = support("kimi_k2", "h800_sxm")
+    found = support(judge, "kimi_k2", "h800_sxm")
     assert found.verdict == "assumed"
     assert found.gpu is not None
     assert not found.gpu.own
@@ -68,15 +74,15 @@ def test_borrowed_curves_are_assumed() -> None:
 
 
 def test_a_stack_fitted_to_dense_models_does_not_cover_experts() -> None:
-    found = support("deepseek_v3", "h100_sxm", "torchtitan")
+    found = support(judge, "deepseek_v3", "h100_sxm", "torchtitan")
     assert found.verdict == "assumed"
     assert not found.stacks
-    assert support("llama31_8b", "h100_sxm", "fsdp").stacks
+    assert support(judge, "llama31_8b", "h100_sxm", "fsdp").stacks
 
 
 def test_every_unknown_name_is_told_at_once() -> None:
     with pytest.raises(InputError) as caught:
-        support("llama31_9b", "h900", "megatorn")
+        support(judge, "llama31_9b", "h900", "megatorn")
     fixes = {v.field: v.nearest_fix for v in caught.value.violations}
     assert fixes["--model"] == "did you mean 'llama31_8b'?"
     assert "gh200" in fixes["--gpu"] or "h200" in fixes["--gpu"]
@@ -94,8 +100,8 @@ def test_targets_are_tried_not_claimed() -> None:
 
 
 def test_the_executor_says_what_it_refuses() -> None:
-    runs = executor_runs(load_model("llama31_8b"), "h100_sxm")
+    runs = executor_runs(load_model("llama31_8b"), "h100_sxm", judge)
     assert runs.works
     assert "parallel.tp" in runs.fields
     deepseek = load_model("deepseek_v3").model_copy(update={"mtp_layers": 1})
-    assert any("mtp" in text for text in executor_runs(deepseek, None).refused)
+    assert any("mtp" in text for text in executor_runs(deepseek, None, judge).refused)
