@@ -58,14 +58,22 @@ def constant_mfu_step_s(run: PublishedRun, shares: Mapping[str, float]) -> float
 
 
 def held_out_mfu_step_s(runs: Sequence[PublishedRun], folds: Sequence[str]) -> Array:
-    """Returns the constant-MFU step time of each run, learnt from the runs of other folds."""
-    shares = {
-        name: constant_mfu([r for r, fold in zip(runs, folds, strict=True) if fold != name])
-        for name in dict.fromkeys(folds)
-    }
-    return np.array(
-        [constant_mfu_step_s(r, shares[fold]) for r, fold in zip(runs, folds, strict=True)]
-    )
+    """Returns the constant-MFU step time of each run, learnt from the runs of other folds.
+
+    NaN where there is no other fold.
+    """
+    ideal = np.array([ideal_step_s(run) for run in runs])
+    share = ideal / np.array([run.measured_step_s or np.nan for run in runs])
+    keys, labels = np.array([mfu_key(run) for run in runs]), np.array(folds)
+    out = np.zeros(len(runs))
+    for name in dict.fromkeys(folds):
+        mine, others = labels == name, labels != name
+        everywhere = np.nanmedian(share[others]) if others.any() else np.nan
+        for key in dict.fromkeys(keys[mine].tolist()):
+            known = share[others & (keys == key)]
+            level = np.nanmedian(known) if len(known) else everywhere
+            out[mine & (keys == key)] = level
+    return np.asarray(ideal / out)
 
 
 def with_flat_products(calibration: Calibration) -> Calibration:

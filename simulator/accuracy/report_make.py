@@ -186,8 +186,11 @@ def _unit(run: PublishedRun) -> Calibration:
 def _scored_all(
     runs: Sequence[PublishedRun], seconds: Array, log_std: Array
 ) -> tuple[Scored, ...]:
+    """Returns the runs with these predictions; one that nothing could be learnt for has none."""
     return tuple(
-        scored(run, float(s), float(d)) for run, s, d in zip(runs, seconds, log_std, strict=True)
+        scored(run, float(s), float(d))
+        for run, s, d in zip(runs, seconds, log_std, strict=True)
+        if np.isfinite(s)
     )
 
 
