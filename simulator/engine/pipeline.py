@@ -113,6 +113,7 @@ class _Step:
         self._env = simpy.Environment()
         self._program, self._replicas, self._routes = program, replicas, routes
         self._network = None if routes is None else Network(self._env, routes.capacities)
+        self._disturbed = disturbance is not None
         self._group = 1 if disturbance is None else disturbance.group
         self._norm_s = float(np.asarray(durations.norm_s))
         self._lists: list[list[_Item]] = [[] for _ in range(program.num_stages)]
@@ -156,7 +157,9 @@ class _Step:
         env, start, end = self._env, self._start[replica], self._end[replica]
         state, grouped = self._state[replica], self._group > 1
         seconds, exchange = self._seconds.of(stage, replica)
-        apart = grouped or (self._routes is not None and self._routes.exchange[replica][stage])
+        apart = self._disturbed or (
+            self._routes is not None and self._routes.exchange[replica][stage]
+        )
         for place, (i, op, lane, waits, partner) in enumerate(self._lists[stage]):
             if op == _LANE:
                 self._ask(stage, replica, lane, i, waits, seconds[place])
@@ -183,6 +186,10 @@ class _Step:
                 start[i] = start[partner] = env.now
                 yield Timeout(env, seconds[place])
                 end[i] = end[partner] = env.now
+                pair = self._seconds.pair(i, replica)
+                if pair is not None:
+                    began = max(start[i], env.now - pair[1])
+                    self._apart[replica][i] = (start[i] + pair[0], began)
             elif op == _REDUCE:
                 yield from self._meet((i,), self._replicas)
                 start[i] = env.now
@@ -194,7 +201,9 @@ class _Step:
                 yield from self._meet((), self._replicas * self._program.num_stages)
                 yield Timeout(env, self._norm_s)
                 start[i] = env.now
-                yield Timeout(env, seconds[place])
+                if exchange[place]:
+                    self._apart[replica][i] = (env.now + seconds[place],) * 2
+                yield Timeout(env, seconds[place] + exchange[place])
                 end[i] = env.now
 
     def _trade(self, stage: int, replica: int, i: int, seconds: float) -> Process:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from flopwright.simulator.training.durations import Disturbance, Durations, disturbed_seconds
+from flopwright.ops import Array
+from flopwright.simulator.training.durations import (
+    Disturbance,
+    Durations,
+    disturbed_seconds,
+    pair_parts,
+)
 from flopwright.simulator.training.program import Program
 
 
@@ -19,10 +25,15 @@ class RankSeconds:
         sample: int,
     ) -> None:
         self._disturbed = disturbance is not None
+        self._pairs: dict[int, tuple[Array, Array]] = {}
         if disturbance is not None:
             own, exchange = disturbed_seconds(program, durations, disturbance)
             self._own = [x[:, sample] for x in own]
             self._exchange = [x[:, sample] for x in exchange]
+            self._pairs = {
+                i: ((halves[0] + halves[1])[sample], exchanges[0] + exchanges[1])
+                for i, (halves, exchanges) in pair_parts(program, durations, disturbance).items()
+            }
             return
         own_rows, exchange_rows = durations.parts(program)
         for name, rows in (("_own", own_rows), ("_exchange", exchange_rows)):
@@ -38,3 +49,8 @@ class RankSeconds:
         own: list[float] = self._own[stage][:, column].tolist()
         exchange: list[float] = self._exchange[stage][:, column].tolist()
         return own, exchange
+
+    def pair(self, i: int, replica: int) -> tuple[float, float] | None:
+        """Returns work and exchange of a pair by its second half; None where ranks are alike."""
+        found = self._pairs.get(i)
+        return None if found is None else (float(found[0][replica]), float(found[1][replica]))

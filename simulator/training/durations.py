@@ -23,6 +23,8 @@ class Durations:
             is made again; 0 if not given.
         forward_exchange_s, backward_exchange_s: the parts of forward_s and backward_s in
             which ranks exchange tokens with other replicas (experts); 0 if not given.
+        forward_comm_s, backward_comm_s, step_comm_s: the parts of forward_s, backward_s and
+            step_s in which a rank computes nothing, exchanges apart; 0 if not given.
         offload_s, fetch_s: a micro-batch's copy to the host and back, by chunk.
         gather_s: collecting a chunk's weights, by chunk.
     """
@@ -37,6 +39,9 @@ class Durations:
     recompute_s: Array | None = None
     forward_exchange_s: Array | None = None
     backward_exchange_s: Array | None = None
+    forward_comm_s: Array | None = None
+    backward_comm_s: Array | None = None
+    step_comm_s: Array | None = None
     offload_s: Array | None = None
     fetch_s: Array | None = None
     gather_s: Array | None = None
@@ -93,6 +98,21 @@ class Durations:
             np.concatenate([exchange_rows, np.zeros_like(both)]),
         )
 
+    def comm(self, program: Program) -> Array:
+        """Returns the parts of `parts`' own seconds in which a rank computes nothing, (rows,)."""
+        out = np.zeros(program.num_rows + len(program.pairs))
+        chunks = program.num_chunks
+        backwards = (Family.BACKWARD, Family.BACKWARD_REST, Family.INPUT, Family.INPUT_REST)
+        for family, seconds in (
+            (Family.FORWARD, self.forward_comm_s),
+            *((family, self.backward_comm_s) for family in backwards),
+        ):
+            if seconds is not None:
+                out[family * chunks : (family + 1) * chunks] = seconds
+        if self.step_comm_s is not None:
+            out[program.num_rows - program.num_stages : program.num_rows] = self.step_comm_s
+        return out
+
 
 def pair_seconds(
     own1: ArrayLike, exchange1: ArrayLike, own2: ArrayLike, exchange2: ArrayLike
@@ -142,34 +162,61 @@ class Disturbance:
 def disturbed_seconds(
     program: Program, durations: Durations, disturbance: Disturbance
 ) -> tuple[list[Array], list[Array]]:
-    """Returns (own, exchange) seconds of every entry, by stage (places, samples, replicas)."""
+    """Returns (own, exchange) seconds of every entry, by stage (places, samples, replicas).
+
+    What a step gathers counts as exchange.
+    """
     assert not durations.columns, "one plan at a time is disturbed"
     own, exchange = durations.parts(program)
+    comm = durations.comm(program)
     slowest = group_max(disturbance.links, disturbance.group)
     all_own, all_exchange = [], []
     for stage, factors in enumerate(disturbance.factors):
         codes = [c for c in program.codes if c.stage == stage]
         rows = np.array([c.row for c in codes])
         op = np.array([c.op for c in codes])
-        seconds = own[rows][:, None, None] * factors
+        links = disturbance.links[stage]
+        still = np.where(op == Op.STEP, 0.0, comm[rows])[:, None, None]
+        seconds = (own - comm)[rows][:, None, None] * factors + still
         seconds[op == Op.RECEIVE] = 0.0
         sends = (op == Op.LANE) & (rows // program.num_chunks == Family.SEND)
-        seconds[sends] = own[rows[sends]][:, None, None] * disturbance.links[stage]
+        seconds[sends] = own[rows[sends]][:, None, None] * links
         reduces = op == Op.REDUCE
-        seconds[reduces] = own[rows[reduces]][:, None, None] * disturbance.links[stage].max()
-        for place in np.flatnonzero(op == Op.SECOND):
-            first = program.codes[codes[place].partner].place
-            one, two = program.pairs[rows[place] - program.num_rows]
-            seconds[place] = pair_seconds(
-                own[one] * factors[first],
-                exchange[one] * slowest[stage],
-                own[two] * factors[place],
-                exchange[two] * slowest[stage],
-            )
-        all_own.append(seconds)
+        seconds[reduces] = own[rows[reduces]][:, None, None] * links.max()
         apart = np.where(op == Op.COMPUTE, exchange[rows], 0.0)[:, None, None] * slowest[stage]
-        all_exchange.append(np.broadcast_to(apart, seconds.shape))
+        gathers = np.where(op == Op.STEP, comm[rows], 0.0)[:, None, None] * links.max()
+        all_own.append(seconds)
+        all_exchange.append(np.broadcast_to(apart + gathers, seconds.shape))
+    for i, (halves, exchanges) in pair_parts(program, durations, disturbance).items():
+        place = program.codes[i].place
+        stage = program.codes[i].stage
+        all_own[stage][place] = pair_seconds(halves[0], exchanges[0], halves[1], exchanges[1])
     return all_own, all_exchange
+
+
+def pair_parts(
+    program: Program, durations: Durations, disturbance: Disturbance
+) -> dict[int, tuple[tuple[Array, Array], tuple[Array, Array]]]:
+    """Returns own and exchange seconds of both halves, by entry of a second half."""
+    if not program.pairs:
+        return {}
+    own, exchange = durations.parts(program)
+    comm = durations.comm(program)
+    slowest = group_max(disturbance.links, disturbance.group)
+    out = {}
+    for i, code in enumerate(program.codes):
+        if code.op != Op.SECOND:
+            continue
+        factors = disturbance.factors[code.stage]
+        places = (program.codes[code.partner].place, code.place)
+        rows = program.pairs[code.row - program.num_rows]
+        one, two = (
+            (own[row] - comm[row]) * factors[place] + comm[row]
+            for row, place in zip(rows, places, strict=True)
+        )
+        links = slowest[code.stage]
+        out[i] = ((one, two), (exchange[rows[0]] * links, exchange[rows[1]] * links))
+    return out
 
 
 def group_max(values: Array, group: int) -> Array:

@@ -23,7 +23,7 @@ from flopwright.simulator.training.metrics import flops_by_convention, step_metr
 from flopwright.simulator.training.program import Program, program_of
 from flopwright.simulator.training.replay import Timeline, replay
 from flopwright.simulator.training.stages import Classes, PipelineCosts, pipeline_costs
-from flopwright.simulator.training.trace import step_trace
+from flopwright.simulator.training.trace import COMPUTE_CLASSES, step_trace
 from flopwright.spec.scenario import Scenario
 
 
@@ -122,11 +122,20 @@ def durations_of(costs: PipelineCosts, column: int = 0) -> Durations:
         recompute_s=_part(costs.backward, "recompute", column),
         forward_exchange_s=_part(costs.forward, "ep_comm", column),
         backward_exchange_s=_part(costs.backward, "ep_comm", column),
+        forward_comm_s=_comm(costs.forward, column),
+        backward_comm_s=_comm(costs.backward, column),
+        step_comm_s=take(end.gather_s),
     )
 
 
 def _part(classes: Classes, name: str, column: int) -> Array | None:
     return classes[name][:, column] if name in classes else None
+
+
+def _comm(classes: Classes, column: int) -> Array | None:
+    """Returns the seconds in which nothing is computed, exchanges with other replicas apart."""
+    rest = [v[:, column] for k, v in classes.items() if k not in COMPUTE_CLASSES | {"ep_comm"}]
+    return np.sum(rest, axis=0) if rest else None
 
 
 def _critical_stage(program: Program, timeline: Timeline, pp: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,8 @@ _ORDER = (
 )
 _COMM = frozenset({"tp_comm", "cp_comm", "ep_comm", "dp_comm"})
 _EXCHANGE = "ep_comm"
+# Classes in which a rank computes: what a slow GPU takes longer for.
+COMPUTE_CLASSES = frozenset({"forward", "backward", "recompute", "optimizer"})
 _Parts = dict[str, float]
 
 
@@ -138,21 +140,20 @@ class _Maker:
 
         What waiting for the other replicas of an exchange took is left out: it is idle time.
         """
-        parts = self._parts[self._program.codes[i].row]
-        exchange = parts.get(_EXCHANGE, 0.0)
+        code = self._program.codes[i]
+        parts = self._parts[code.row]
         worked = self._at(self._times.worked_s, i)
         if math.isnan(worked):
-            exchange = min(exchange, end - start)
+            exchange = min(parts.get(_EXCHANGE, 0.0), end - start)
             own = {k: v for k, v in parts.items() if k != _EXCHANGE}
-            factor = (end - start - exchange) / max(sum(own.values()), 1e-300)
-            whole = {k: v * factor for k, v in own.items()} | {_EXCHANGE: exchange}
+            whole = _stretched([own], end - start - exchange)[0] | {_EXCHANGE: exchange}
             yield from _slices(stage, str(action), whole, start)
             return
-        own = {k: v for k, v in parts.items() if k != _EXCHANGE}
-        factor = (worked - start) / max(sum(own.values()), 1e-300)
-        yield from _slices(stage, str(action), {k: v * factor for k, v in own.items()}, start)
+        traded = "dp_comm" if code.op == Op.STEP else _EXCHANGE
+        own = {k: v for k, v in parts.items() if k != traded}
+        yield from _slices(stage, str(action), _stretched([own], worked - start)[0], start)
         begin = self._at(self._times.exchange_s, i)
-        yield from _slices(stage, str(action), {_EXCHANGE: end - begin}, begin)
+        yield from _slices(stage, str(action), {traded: end - begin}, begin)
 
     def _pair(self, i: int, start: float, end: float) -> Iterator[TraceEvent]:
         """Yields the work of both halves, one after the other, and their exchanges beside it."""
@@ -162,18 +163,38 @@ class _Maker:
                   zip((code.partner, i), rows, strict=True)]  # fmt: skip
         exchange = sum(parts.get(_EXCHANGE, 0.0) for _, parts in halves)
         total = sum(sum(parts.values()) for _, parts in halves) - exchange
-        factor = min(1.0, (end - start) / total) if exchange else (end - start) / total
+        work = min(total, end - start) if exchange else end - start
+        length = min(exchange, end - start)
+        worked = self._at(self._times.worked_s, i)
+        if not math.isnan(worked):
+            work, length = worked - start, end - self._at(self._times.exchange_s, i)
         at = start
-        for action, parts in halves:
-            own = {k: v * factor for k, v in parts.items() if k != _EXCHANGE}
+        alone = [{k: v for k, v in parts.items() if k != _EXCHANGE} for _, parts in halves]
+        for (action, _), own in zip(halves, _stretched(alone, work), strict=True):
             yield from _slices(code.stage, str(action), own, at)
             at += sum(own.values())
         name = " ".join(str(action) for action, _ in halves)
-        length = min(exchange, end - start)
         yield from _slices(code.stage, name, {_EXCHANGE: length}, end - length)
 
     def _at(self, values: Array | None, i: int) -> float:
         return math.nan if values is None else float(values[i])
+
+
+def _stretched(halves: Sequence[_Parts], seconds: float) -> list[_Parts]:
+    """Returns own classes so that together they take `seconds`: what is computed takes more.
+
+    What computes nothing keeps its time, unless there is nothing else.
+    """
+    computed = sum(v for parts in halves for k, v in parts.items() if k in COMPUTE_CLASSES)
+    still = sum(v for parts in halves for k, v in parts.items() if k not in COMPUTE_CLASSES)
+    if computed > 0 and seconds >= still:
+        more, rest = (seconds - still) / computed, 1.0
+    else:
+        more = rest = seconds / max(computed + still, 1e-300)
+    return [
+        {k: v * (more if k in COMPUTE_CLASSES else rest) for k, v in parts.items()}
+        for parts in halves
+    ]
 
 
 def _receive_name(action: Action) -> str:

@@ -57,17 +57,24 @@ def random_durations(
     """Returns seconds for every kind of action."""
     chunks = (pp * vpp, *columns)
     forward, backward = rng.exponential(1.0, chunks), rng.exponential(2.0, chunks)
+    step = rng.exponential(0.1, (pp, *columns))
+    comm = {
+        "forward_comm_s": 0.0 * forward,
+        "backward_comm_s": 0.1 * rng.uniform(0, 1) * backward,
+        "step_comm_s": 0.7 * step,
+    }
     return Durations(
         forward_s=forward,
         backward_s=backward,
         send_s=hop * rng.exponential(1.0, chunks),
         reduce_s=rng.exponential(1.0, (pp, *columns)),
-        step_s=rng.exponential(0.1, (pp, *columns)),
+        step_s=step,
         norm_s=rng.exponential(0.01, columns) if columns else 0.01,
         weight_s=0.4 * backward,
         recompute_s=0.2 * backward,
         forward_exchange_s=rng.uniform(0, 1) * forward,
         backward_exchange_s=0.3 * rng.uniform(0, 1) * backward,
+        **comm,
         offload_s=rng.exponential(1.0, chunks),
         fetch_s=rng.exponential(1.0, chunks),
         gather_s=rng.exponential(0.3, chunks),

@@ -97,6 +97,42 @@ def test_a_straggler_shows_as_its_work_and_as_the_waiting_of_others(
     assert slow.step_time_s > 1.3 * alike.step_time_s
 
 
+@pytest.mark.parametrize("axes", SCHEDULES[1:], ids=lambda a: "-".join(map(str, a.values())))
+def test_a_straggler_computes_longer_and_sends_as_fast(k2: Scenario, axes: dict[str, Any]) -> None:
+    """In pairs too, and in the optimizer step that gathers weights."""
+    plan = ParallelPlan(pp=4, tp=2, ep=16, dp_shard=8, zero_stage=1, **axes)
+    alike = simulate(k2, plan, engine="replay")
+    slow = simulate(k2, plan, engine="replay", perturbation=Perturbation(stragglers={19: 2.0}))
+    check_sums(slow)
+    before, after = (_seconds_of(step, rank) for step, rank in ((alike, 1), (slow, 18)))
+    assert {"forward", "backward", "optimizer", "tp_comm", "dp_comm"} <= set(before)
+    for cls, seconds in before.items():
+        factor = 2.0 if cls in {"forward", "backward", "recompute", "optimizer"} else 1.0
+        assert after[cls] == pytest.approx(factor * seconds, rel=1e-9), cls
+
+
+def _seconds_of(step: SimulatedStep, rank: int) -> dict[str, float]:
+    """Returns what a rank does by class, whether something hides it or not."""
+    out: dict[str, float] = {}
+    for e in step.trace:
+        if e.rank == rank:
+            out[e.cls] = out.get(e.cls, 0.0) + e.end_s - e.start_s
+    return out
+
+
+def test_a_slow_link_slows_all_that_replicas_exchange(k2: Scenario) -> None:
+    plan = ParallelPlan(pp=2, tp=4, ep=4, dp_shard=8, zero_stage=1)
+    alike = simulate(k2, plan, engine="replay")
+    slow = simulate(k2, plan, engine="replay", perturbation=Perturbation(slow_links={0: 3.0}))
+    before, after = (_seconds_of(step, 0) for step in (alike, slow))
+    norm = next(e.end_s - e.start_s for e in alike.trace if e.name == "NORM")
+    for cls, seconds in before.items():
+        much = 3 * (seconds - norm) + norm if cls == "dp_comm" else seconds
+        assert after[cls] == pytest.approx(3 * seconds if cls == "ep_comm" else much, rel=1e-9), (
+            cls
+        )
+
+
 def test_a_slow_link_shows_in_the_class_of_what_it_carries(k2: Scenario) -> None:
     plan = ParallelPlan(pp=4, dp_shard=4, zero_stage=1, tp=8)
     alike = simulate(k2, plan, perturbation=Perturbation(stragglers={0: 1.0}))
