@@ -23,7 +23,7 @@ test: install ## all tests (skips, by name, what needs a service that is not her
 	@$(PY) -m pytest
 
 test-fast: install ## the tests for your own loop: under 3 minutes
-	@$(PY) -m pytest -m "not slow and not network" -q
+	@$(PY) -m pytest -m "not slow and not network" -q -n 2 --dist loadfile
 
 lint: install ## ruff, formatting, import contracts
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/lint-imports

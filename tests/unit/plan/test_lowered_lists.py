@@ -107,6 +107,7 @@ def _beside(plan: ParallelPlan, rank: int, what: tuple[ActionKind, int, int], do
     return what in done and stage_of_chunk(plan, what[1]) == rank
 
 
+@pytest.mark.slow
 @given(pipelines(), st.randoms(use_true_random=False))
 @settings(max_examples=400, deadline=None)
 def test_every_schedule_runs_and_keeps_its_memory_bound(case: Any, order: random.Random) -> None:

@@ -10,6 +10,8 @@ from flopwright.plan.schedules.actions import ActionKind
 from flopwright.plan.schedules.placement import ScheduleName, stage_of_chunk
 from flopwright.plan.schedules.registry import compute_actions
 
+pytestmark = pytest.mark.slow
+
 torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 torch_utils = pytest.importorskip("torch.distributed.pipelining._utils")
 
