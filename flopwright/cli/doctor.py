@@ -15,9 +15,16 @@ import typer
 import flopwright
 
 # verb -> the packages it needs beyond the base install, and the extra that brings them
-_NEEDS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+NEEDS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "plan": ((), ""),
+    "explain": ((), ""),
+    "recommend": ((), ""),
+    "support": ((), ""),
+    "sweep": (("pyarrow",), "sweep"),
     "simulate": ((), ""),
+    "accuracy": ((), ""),
+    "import": ((), ""),
+    "import-model": ((), ""),
     "export": ((), ""),
     "rollouts": ((), ""),
     "calibrate": ((), ""),
@@ -62,7 +69,7 @@ def doctor_data() -> dict[str, Any]:
             "missing": [p for p in needs if importlib.util.find_spec(p) is None],
             "extra": extra,
         }
-        for verb, (needs, extra) in _NEEDS.items()
+        for verb, (needs, extra) in NEEDS.items()
     }
     machine = {
         "system": platform.platform(),
