@@ -41,7 +41,10 @@ def simulate(
     ] = None,
     slow_link: Annotated[
         list[str] | None,
-        typer.Option("--slow-link", help="RANK=FACTOR on what a GPU sends; may be repeated."),
+        typer.Option(
+            "--slow-link",
+            help="RANK=FACTOR on what a GPU sends to other stages and replicas; may be repeated.",
+        ),
     ] = None,
     samples: Annotated[
         int, typer.Option("--samples", min=1, max=MAX_SAMPLES, help="Steps to draw jitter for.")
