@@ -272,9 +272,11 @@ class CostBuilder:
     def build(self, num_candidates: int = 1) -> BlockCost:
         """Returns the tables, every numeric column of shape (rows, num_candidates)."""
 
-        def columns(rows: Iterable[Mapping[str, Any]], key: str) -> Array:
-            stack = [np.broadcast_to(np.asarray(r[key], float), (num_candidates,)) for r in rows]
-            return np.stack(stack) if stack else np.zeros((0, num_candidates))
+        def columns(rows: list[dict[str, Any]], key: str) -> Array:
+            out = np.empty((len(rows), num_candidates))
+            for place, row in zip(out, rows, strict=True):
+                place[:] = row[key]
+            return out
 
         def names(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
             return tuple(str(r[key]) for r in rows)

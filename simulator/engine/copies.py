@@ -32,15 +32,17 @@ def copied_apart(
     on_host = plan.parameter_offload or plan.gradient_offload
     if not plan.activation_offload or on_host:
         return costs, durations_of(costs)
-    forward = {k: v for k, v in costs.forward.items() if k != "offload"}
-    backward = {k: v for k, v in costs.backward.items() if k != "offload"}
-    apart = replace(
-        costs,
+    micro = costs.micro
+    forward = {k: v for k, v in micro.forward.items() if k != "offload"}
+    backward = {k: v for k, v in micro.backward.items() if k != "offload"}
+    without = replace(
+        micro,
         forward=forward,
         backward=backward,
         forward_s=np.asarray(sum(forward.values())),
         backward_s=np.asarray(sum(backward.values())),
     )
+    apart = replace(costs, micro=without)
     link = host_link(scenario)
     moved = offloaded_bytes(costs.candidates, costs.saved_bytes, costs.saved_fp8_bytes)[:, 0]
     factor = calibration.factors.get("offload", 1.0)

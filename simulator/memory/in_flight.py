@@ -37,6 +37,13 @@ def in_flight(schedule: str, pp: int, vpp: int, num_microbatches: int) -> tuple[
     return _listed(schedule, pp, vpp, min(m, _PERIODS * pp))
 
 
+def enough(schedule: str, pp: int, num_microbatches: Counts) -> Counts:
+    """Returns so few micro-batches as hold the same mixtures as `num_microbatches` do."""
+    if schedule == "gpipe":
+        return num_microbatches
+    return np.minimum(num_microbatches, pp if schedule == "1f1b" else _PERIODS * pp)
+
+
 @lru_cache(maxsize=4096)
 def _listed(schedule: str, pp: int, vpp: int, num_microbatches: int) -> tuple[Counts, ...]:
     name = cast(ScheduleName, schedule)

@@ -7,6 +7,7 @@ summed as if their peaks met, which they do in the first backward of the steady 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopwright.ops import Array
-from flopwright.plan.schedules.placement import chunk_table
-from flopwright.simulator.memory.in_flight import in_flight
+from flopwright.simulator.memory.in_flight import enough, in_flight
 from flopwright.simulator.memory.parameters import ParamCounts
 from flopwright.simulator.memory.shards import zero_shards
+from flopwright.simulator.training.alike import Alike
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
@@ -48,11 +49,15 @@ class SavedByChunk:
     """What chunks keep for one micro-batch, (pp * vpp, C) bytes.
 
     Attributes:
+        schedule: which micro-batches run in which order.
+        places: chunks by (place on the stage, stage).
         other: everything but what FP8 storage applies to, which is `fp8`.
         backward: the fullest moment of a chunk's backward (models/temporaries/cost.py),
             what is made again included.
     """
 
+    schedule: str
+    places: Ints
     other: Array
     fp8: Array
     backward: Array
@@ -60,27 +65,35 @@ class SavedByChunk:
 
 def stage_memory(
     scenario: Scenario,
-    axes: Candidates,
+    ranks: Alike,
     params: ParamCounts,
+    kinds: Alike,
     saved: SavedByChunk,
-    schedule_name: str,
-    vpp: int,
-    num_microbatches: Ints,
+    factors: Mapping[str, float],
 ) -> StageMemory:
     """Returns the bytes of every stage's fullest rank.
 
     Args:
-        params: numbers held by stage, (pp, C).
-        num_microbatches: by candidate.
+        ranks: kinds of ranks (K of them); params: numbers held by stage, (pp, K).
+        kinds: kinds of micro-batches, whose chunks keep `saved`.
+        factors: multipliers of classes (Calibration.memory_factors).
     """
-    classes, host = state_bytes(scenario, axes, params)
-    activations, parked = _activations(scenario, axes, saved, schedule_name, vpp, num_microbatches)
-    classes["activations"] = activations
-    places = np.array(chunk_table(schedule_name, len(params.held), vpp))
-    classes["temporaries"] = _temporaries(scenario, axes, params, saved.backward[places])
-    reserved = float(scenario.cluster.node.gpu.reserved_bytes)
-    classes["reserved"] = np.full(activations.shape, reserved)
-    return StageMemory(classes=classes, host_bytes=host + parked)
+
+    def whole(cls: str, nbytes: Array) -> Array:
+        factor = factors.get(cls, 1.0)
+        return np.asarray(np.rint(nbytes if factor == 1.0 else nbytes * factor))
+
+    classes, host = state_bytes(scenario, ranks.candidates, params)
+    activations, parked = _activations(scenario, kinds.candidates, saved)
+    found = {name: ranks.spread(whole(name, nbytes)) for name, nbytes in classes.items()}
+    found["activations"] = kinds.spread(whole("activations", activations))
+    reduction = whole("temporaries", _reduction_bytes(scenario, ranks.candidates, params))
+    backward = whole("temporaries", saved.backward[saved.places].max(axis=0))
+    found["temporaries"] = np.maximum(kinds.spread(backward), ranks.spread(reduction))
+    reserved = np.array(float(scenario.cluster.node.gpu.reserved_bytes))
+    found["reserved"] = np.full(found["activations"].shape, whole("reserved", reserved))
+    host_bytes = ranks.spread(host) + kinds.spread(parked)
+    return StageMemory(classes=found, host_bytes=host_bytes)
 
 
 def state_bytes(
@@ -155,14 +168,7 @@ def optimizer_bytes(scenario: Scenario, dense: Array, dense_matrix: Array, exper
     return np.asarray((dense + expert) * master_width + numbers * width)
 
 
-def _activations(
-    scenario: Scenario,
-    axes: Candidates,
-    saved: SavedByChunk,
-    schedule_name: str,
-    vpp: int,
-    num_microbatches: Ints,
-) -> tuple[Array, Array]:
+def _activations(scenario: Scenario, axes: Candidates, saved: SavedByChunk) -> tuple[Array, Array]:
     """Returns (on the rank, on the host), each (pp, C)."""
     width = DTYPE_BYTES[scenario.workload.precision.compute]
     fp8_on = axes.fp8_activations > 0
@@ -171,33 +177,26 @@ def _activations(
     # Offloading moves all but what is stored in FP8 (plan/parallel.py).
     moves = np.where(offload, saved.other + np.where(fp8_on, 0.0, fp8), 0.0)
     stays = saved.other + fp8 - moves
-    chunks, columns = stays.shape
-    pp = chunks // vpp
-    places = np.array(chunk_table(schedule_name, pp, vpp))
-    held, parked = np.zeros((pp, columns)), np.zeros((pp, columns))
-    for m in np.unique(num_microbatches):
-        here = num_microbatches == m
-        for stage, mixtures in enumerate(in_flight(schedule_name, pp, vpp, int(m))):
-            mine = places[:, stage]  # the stage's chunks, in local order
-            local = (mixtures @ stays[mine][:, here]).max(axis=0)
-            away = (mixtures @ moves[mine][:, here]).max(axis=0)
-            buffer = np.minimum(OFFLOAD_BUFFERS * moves[mine][:, here].max(axis=0), away)
-            held[stage, here] = local + buffer
+    vpp, pp = saved.places.shape
+    held, parked = np.zeros((pp, stays.shape[1])), np.zeros((pp, stays.shape[1]))
+    microbatches = axes.num_microbatches(scenario.workload.global_batch_size)
+    listed = enough(saved.schedule, pp, microbatches)
+    for m in np.unique(listed):
+        here = np.flatnonzero(listed == m)
+        for stage, mixtures in enumerate(in_flight(saved.schedule, pp, vpp, int(m))):
+            mine = saved.places[:, stage, None]  # the stage's chunks, in local order
+            local, moved = stays[mine, here], moves[mine, here]
+            away = (mixtures @ moved).max(axis=0)
+            buffer = np.minimum(OFFLOAD_BUFFERS * moved.max(axis=0), away)
+            held[stage, here] = (mixtures @ local).max(axis=0) + buffer
             parked[stage, here] = away - buffer
     return held, parked
 
 
-def _temporaries(
-    scenario: Scenario, axes: Candidates, params: ParamCounts, backward: Array
-) -> Array:
-    """Returns the largest short-lived set of a step: in the backward, or in the reduction.
-
-    Args:
-        backward: the fullest moment of each chunk's backward, (vpp, pp, C).
-    """
+def _reduction_bytes(scenario: Scenario, axes: Candidates, params: ParamCounts) -> Array:
+    """Returns the bytes that the gradients' reduction takes beside them, (pp, C)."""
     numel = params.dense + params.expert
     width = DTYPE_BYTES[scenario.workload.precision.gradients]
     bucket = np.where(axes.zero_stage > 0, DEEPSPEED_BUCKET, PLAIN_BUCKET)
     reduces = axes.dp_replicate * axes.dp_shard * axes.cp > 1
-    reduction = np.where(reduces, np.minimum(numel, bucket) * width, 0.0)
-    return np.asarray(np.maximum(backward.max(axis=0), reduction))
+    return np.where(reduces, np.minimum(numel, bucket) * width, 0.0)

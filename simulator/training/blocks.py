@@ -23,7 +23,7 @@ from flopwright.simulator.training.kernels import kernel_classes, scaled_seconds
 from flopwright.simulator.training.layer_comms import CommSeconds, comm_seconds
 from flopwright.simulator.training.layers import representatives
 from flopwright.simulator.training.lora import trained_counts, with_adapters
-from flopwright.simulator.training.optimizer import muon_seconds
+from flopwright.simulator.training.optimizer import UpdateRates, muon_seconds, update_rates
 from flopwright.simulator.training.recipes import with_recipe
 from flopwright.simulator.training.recompute import (
     Bools,
@@ -78,9 +78,13 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Tables by layer kind, in the order of `representatives`, and what was assumed."""
+    """Tables by layer kind, in the order of `representatives`, and what was assumed.
+
+    `update` is what updating weights takes, whatever layers they are of.
+    """
 
     tables: dict[str, BlockTable]
+    update: UpdateRates
     assumptions: tuple[str, ...]
 
 
@@ -96,7 +100,7 @@ def price_blocks(scenario: Scenario, combos: ShardCombos, calibration: Calibrati
         table, found = block.table()
         tables[kind] = table
         notes.update(dict.fromkeys(found))
-    return Blocks(tables, tuple(notes))
+    return Blocks(tables, update_rates(scenario, calibration), tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +145,18 @@ class _Block:
         """Returns the block as the workload trains it: adapters, and products in a format."""
         workload = self.scenario.workload
         precision = workload.precision
-        cost = with_adapters(cost, workload.lora_rank, precision.compute, self.kind)
+        cost = with_adapters(
+            cost, workload.lora_rank, precision.compute, self.kind, workload.lora_targets
+        )
         return with_recipe(cost, precision.gemm, precision.compute, self.kind)
 
     def _params(self) -> ParamCounts:
         combos, spec = self.combos, self.scenario.model
         ep = combos.ep * combos.etp
         counts = param_counts(spec, self.layer, combos.tp, ep)
-        rank = self.scenario.workload.lora_rank
-        return trained_counts(spec, self.layer, counts, combos.tp, ep, rank)
+        work = self.scenario.workload
+        rank, targets = work.lora_rank, work.lora_targets
+        return trained_counts(spec, self.layer, counts, combos.tp, ep, rank, targets)
 
     def _seconds(self, cost: BlockCost) -> tuple[Array, tuple[str, ...]]:
         gpu = self.scenario.cluster.node.gpu

@@ -47,6 +47,9 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
 }
 _ZERO_BASED: Final = (*_FLAGS, "zero_stage", *_CHOICES)
 _OR_NONE: Final = ("layout", "recompute_tags", "recompute_layers")  # -1: not given
+# Codes of combinations are 64-bit; a table of them may have so many entries a row.
+_MOST_CODES: Final = 2**62
+_TABLE_PER_ROW: Final = 8
 # Axes that a plan writes as the same number.
 _NUMBERS: Final = (
     "dp_replicate",
@@ -179,13 +182,37 @@ class Candidates:
 
 
 def distinct(*columns: Ints) -> tuple[Ints, Ints]:
-    """Returns (where each distinct combination first stands, which one each row has)."""
-    code = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, place = np.unique(column, return_inverse=True)
-        code = code * len(values) + place.reshape(-1)
-    _, first, index = np.unique(code, return_index=True, return_inverse=True)
-    return first.astype(np.int64), index.reshape(-1).astype(np.int64)
+    """Returns (where each distinct combination first stands, which one each row has).
+
+    Combinations are in the order of their values, the first column's foremost.
+    """
+    code, size = _codes(columns)
+    if size > _TABLE_PER_ROW * len(code):
+        _, first, index = np.unique(code, return_index=True, return_inverse=True)
+        return first.astype(np.int64), index.reshape(-1).astype(np.int64)
+    # A table of all codes finds the distinct ones without sorting rows.
+    seen = np.zeros(size, bool)
+    seen[code] = True
+    index = (np.cumsum(seen) - 1)[code]
+    first = np.empty(np.count_nonzero(seen), np.int64)
+    first[index[::-1]] = np.arange(len(code))[::-1]  # the last to be written is the first row
+    return first, index.astype(np.int64)
+
+
+def _codes(columns: tuple[Ints, ...]) -> tuple[Ints, int]:
+    """Returns one number a row for its combination, in their order, and a bound above all."""
+    code, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns if len(code) else ():
+        low = int(column.min())
+        span = int(column.max()) - low + 1
+        if size * span > _MOST_CODES:
+            values, place = np.unique(column, return_inverse=True)
+            column, low, span = place.reshape(-1), 0, len(values)
+            codes, place = np.unique(code, return_inverse=True)
+            code, size = place.reshape(-1), len(codes)
+        code = code * span + (column - low)
+        size *= span
+    return code, size
 
 
 def axis_names() -> tuple[str, ...]:

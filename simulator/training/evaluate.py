@@ -121,25 +121,16 @@ def group_costs(
 
 def memory_of(scenario: Scenario, costs: PipelineCosts, calibration: Calibration) -> StageMemory:
     """Returns the memory of plans with one pipeline, the calibration's factors applied."""
-    c = costs.candidates
+    micro = costs.micro
     saved = SavedByChunk(
-        other=costs.saved_bytes,
-        fp8=costs.saved_fp8_bytes,
-        backward=costs.backward_bytes,
+        schedule=SCHEDULES[int(costs.candidates.schedule[0])],
+        places=costs.stages,
+        other=micro.saved_bytes,
+        fp8=micro.saved_fp8_bytes,
+        backward=micro.backward_bytes,
     )
-    memory = stage_memory(
-        scenario,
-        c,
-        costs.params,
-        saved,
-        SCHEDULES[int(c.schedule[0])],
-        costs.vpp,
-        c.num_microbatches(scenario.workload.global_batch_size),
-    )
-    scaled = {
-        k: np.rint(v * calibration.memory_factors.get(k, 1.0)) for k, v in memory.classes.items()
-    }
-    return StageMemory(classes=scaled, host_bytes=memory.host_bytes)
+    factors = calibration.memory_factors
+    return stage_memory(scenario, costs.ranks, costs.params, costs.kinds, saved, factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +166,8 @@ class _Results:
             self.memory_bytes[name][: costs.pp, index] = values
         self.host_bytes[index] = memory.host_bytes.max(axis=0) * scenario.cluster.node.gpus
         column = np.arange(len(index))
-        for name, values in costs.comm_bytes.items():
-            self.comm_bytes[name][index] = values[stage, column] * m
+        for name, values in costs.micro.comm_bytes.items():
+            self.comm_bytes[name][index] = values[stage, costs.kinds.of] * m
         if costs.pp > 1:
             self.comm_bytes["pp"][index] = 2 * costs.send_bytes * m * costs.vpp
         self.comm_bytes["dp"][index] = costs.end.comm_bytes[stage, column]
@@ -204,58 +195,84 @@ def step_times(costs: PipelineCosts, m: Ints) -> tuple[Array, dict[str, Array], 
     what it exceeds the busiest stage's work by is pp_comm, as far as hops make it longer,
     and idle.
     """
-    step = _step_seconds(costs, m, costs.send_s)
-    free = _step_seconds(costs, m, 0 * costs.send_s) if costs.pp > 1 else step
-    end, column = costs.end, np.arange(len(m))
-    busy = m * costs.pick.by_stage(costs.forward_s + costs.backward_s)
-    stage = (busy + end.reduce_s + end.tail_s).argmax(axis=0)
+    end, micro, kind, column = costs.end, costs.micro, costs.kinds.of, np.arange(len(m))
+    tail_s = end.tail_s
+    work = m[costs.kinds.first] * costs.pick.by_stage(micro.forward_s + micro.backward_s)
+    stage = (work[:, kind] + end.reduce_s + tail_s).argmax(axis=0)
     once = {"dp_comm": end.reduce_s + end.gather_s, "optimizer": end.update_s}
     once["offload"] = end.offload_s
     times = {name: seconds[stage, column] for name, seconds in once.items()}
     times["host"] = np.full(len(m), end.host_s)
     chunks = costs.stages[:, stage]  # those of each candidate's busiest stage, (vpp, C)
-    for classes in (costs.forward, costs.backward):
+    for classes in (micro.forward, micro.backward):
         for name, seconds in classes.items():
-            total = m * seconds[chunks, column].sum(axis=0)
+            total = m * seconds[chunks, kind].sum(axis=0)
             times[name] = times[name] + total if name in times else total
     times["dp_comm"] = times["dp_comm"] + end.norm_s
+    step, free = _step_seconds(costs, m[costs.kinds.first], tail_s)
     left = np.maximum(step - np.asarray(sum(times.values())), 0.0)
     times["pp_comm"] = np.minimum(np.maximum(step - free, 0.0), left)
     times["idle"] = left - times["pp_comm"]
     return step, times, stage
 
 
-def _step_seconds(costs: PipelineCosts, m: Ints, hop_s: Array) -> Array:
-    schedule = int(costs.candidates.schedule[0])
-    done = stage_end_seconds(
-        schedule,
-        costs.forward_s,
-        costs.backward_s,
-        hop_s,
-        m,
-        costs.pp,
-        weight_s=costs.weight_s if SCHEDULES[schedule] not in _WHOLE_BACKWARD else None,
-        pair_saving_s=_pair_saving_s(costs),
-    )
+def _step_seconds(costs: PipelineCosts, m: Ints, tail_s: Array) -> tuple[Array, Array]:
+    """Returns the step's seconds with hops as they are, and if they took no time.
+
+    Args:
+        m: micro-batches of each kind of them; tail_s: what follows the norm, by stage.
+    """
     end = costs.end
     # Of chunks that reduce by themselves at least the last one does so after the backward.
     reduced = end.reduce_s / np.where(reduces_by_chunk(costs.candidates), costs.vpp, 1)
-    ready = (done + reduced).max(axis=0) + end.norm_s
-    return np.asarray(ready + end.tail_s.max(axis=0))
+    tail = tail_s.max(axis=0)
+    out = []
+    for done in _backward_ends(costs, m):
+        ready = (costs.kinds.spread(done) + reduced).max(axis=0) + end.norm_s
+        out.append(np.asarray(ready + tail))
+    return out[0], out[-1]
+
+
+def _backward_ends(costs: PipelineCosts, m: Ints) -> list[Array]:
+    """Returns when each stage's last backward ends, (pp, K): with hops and, of a pipeline,
+    without them. Both are one call, the columns side by side.
+    """
+    micro, schedule = costs.micro, int(costs.candidates.schedule[0])
+    times = 2 if costs.pp > 1 else 1
+
+    def repeated(values: Array) -> Array:
+        return np.concatenate([values] * times, axis=-1)
+
+    hop_s = repeated(micro.send_s)
+    hop_s[:, len(m) :] = 0.0
+    whole = SCHEDULES[schedule] in _WHOLE_BACKWARD
+    saving = _pair_saving_s(costs)
+    ends = stage_end_seconds(
+        schedule,
+        repeated(micro.forward_s),
+        repeated(micro.backward_s),
+        hop_s,
+        np.concatenate([m] * times),
+        costs.pp,
+        weight_s=None if whole else repeated(micro.weight_s),
+        pair_saving_s=None if saving is None else repeated(saving),
+    )
+    return np.split(ends, times, axis=1)
 
 
 def _pair_saving_s(costs: PipelineCosts) -> Array | None:
     """Returns by how much a forward and a backward run as a pair are shorter.
 
-    By stage and local chunk of the forward and of the backward, (pp, vpp, vpp, C).
+    By stage and local chunk of the forward and of the backward, (pp, vpp, vpp, K).
 
     Only the exchanges of experts hide behind the other's work.
     """
     if SCHEDULES[int(costs.candidates.schedule[0])] not in _PAIRED:
         return None
-    f, b = costs.forward_s, costs.backward_s
+    micro = costs.micro
+    f, b = micro.forward_s, micro.backward_s
     zero = np.zeros_like(f)
-    out, in_ = costs.forward.get("ep_comm", zero), costs.backward.get("ep_comm", zero)
+    out, in_ = micro.forward.get("ep_comm", zero), micro.backward.get("ep_comm", zero)
     forward, backward = (costs.stages.T[:, :, None], costs.stages.T[:, None, :])
     f, b, out, in_ = f[forward], b[backward], out[forward], in_[backward]
     return np.asarray(f + b - pair_seconds(f - out, out, b - in_, in_))

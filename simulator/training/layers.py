@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -21,13 +22,18 @@ _WINDOWED: Final = "_window"  # the same layer, attending within a sliding windo
 
 def representatives(spec: ModelSpec) -> dict[str, int]:
     """Returns one layer of every kind the model has: its index by kind."""
+    return dict(_representatives(spec))
+
+
+@lru_cache(maxsize=256)
+def _representatives(spec: ModelSpec) -> tuple[tuple[str, int], ...]:
     out = {EMBEDDING: EMBEDDING_LAYER}
     for layer in range(spec.num_layers):
         out.setdefault(kind_of(spec, layer), layer)
     for layer in prediction_layers(spec):
         out.setdefault(kind_of(spec, layer), layer)
     out[HEAD] = spec.num_layers
-    return out
+    return tuple(out.items())
 
 
 def prediction_layers(spec: ModelSpec) -> range:
@@ -67,12 +73,19 @@ def chunk_kinds(
         layers_per_stage=layout,
         schedule="interleaved_1f1b" if vpp > 1 else "1f1b",
     )
+    held = [len(layers) for layers in plan.chunk_layers(spec.num_layers)]
     out = np.zeros((len(kinds), pp * vpp), np.int64)
-    for chunk, layers in enumerate(plan.chunk_layers(spec.num_layers)):
-        for layer in layers:
-            out[kinds.index(kind_of(spec, layer)), chunk] += 1
+    for kind, chunk in zip(_kind_indices(spec), np.repeat(np.arange(pp * vpp), held), strict=True):
+        out[kind, chunk] += 1
     for layer in prediction_layers(spec):
         out[kinds.index(kind_of(spec, layer)), pp * vpp - 1] += 1
     out[kinds.index(EMBEDDING), 0] += 1
     out[kinds.index(HEAD), pp * vpp - 1] += 1
     return out
+
+
+@lru_cache(maxsize=256)
+def _kind_indices(spec: ModelSpec) -> tuple[int, ...]:
+    """Returns the place of each layer's kind among `representatives`."""
+    kinds = list(representatives(spec))
+    return tuple(kinds.index(kind_of(spec, layer)) for layer in range(spec.num_layers))

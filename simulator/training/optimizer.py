@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from flopwright.spec.cluster import DTYPE_BYTES, LinkSpec
 from flopwright.spec.parameters import layer_parameters
 from flopwright.spec.scenario import Scenario
 
+_MANY: Final = 1e9  # numbers whose update tells the rate
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTimes:
@@ -31,18 +34,37 @@ class UpdateTimes:
     assumptions: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRates:
+    """The element-wise update: seconds of an empty one, and of one more number.
+
+    Its kernels only move bytes, so that three prices tell them, however many plans there are.
+    """
+
+    start_s: float
+    other_s: float
+    matrix_s: float
+    assumptions: tuple[str, ...]
+
+    def seconds(self, numel: Array, matrix_numel: Array) -> Array:
+        """Returns the seconds of `numel` numbers, `matrix_numel` of them in matrices."""
+        more = self.matrix_s - self.other_s
+        return np.asarray(self.start_s + self.other_s * numel + more * matrix_numel)
+
+
 def update_seconds(
     scenario: Scenario,
     candidates: Candidates,
-    calibration: Calibration,
     params: ParamCounts,
     muon_s: tuple[Array, Array],
+    rates: UpdateRates,
 ) -> UpdateTimes:
     """Returns the update of each stage's share of the numbers.
 
     Args:
         params: numbers held by stage, (stages, C).
         muon_s: seconds of orthogonalising a stage's (dense, expert) matrices, (stages, C).
+        rates: of the element-wise update (update_rates).
 
     With the optimizer offloaded the gradients go to the host and the weights come back, and
     the host streams its state twice at the speed of its link; Muon's matrix products stay.
@@ -55,7 +77,7 @@ def update_seconds(
     dense = params.dense / np.where(sharded, dense_shards, 1)
     matrix = params.dense_matrix / np.where(sharded, dense_shards, 1)
     expert = params.expert / np.where(sharded, expert_shards, 1)
-    on_gpu, notes = _elementwise_seconds(scenario, calibration, dense + expert, matrix + expert)
+    on_gpu, notes = rates.seconds(dense + expert, matrix + expert), rates.assumptions
     products = muon_s[0] / np.where(sharded, dense_shards, 1)
     products = products + muon_s[1] / np.where(sharded, expert_shards, 1)
     offloaded = candidates.optimizer_offload > 0
@@ -77,22 +99,18 @@ def update_seconds(
     )
 
 
-def _elementwise_seconds(
-    scenario: Scenario, calibration: Calibration, numel: Array, matrix_numel: Array
-) -> tuple[Array, tuple[str, ...]]:
-    """Returns the seconds of the element-wise update, and what pricing it assumes.
-
-    Its kernels only move bytes, so that seconds are a constant and a rate for each kind of
-    number: three prices tell them, however many plans there are.
-    """
-    most = max(float(numel.max(initial=1.0)), 1.0)
-    ops = update_ops(scenario, np.array([0.0, most, most]), np.array([0.0, 0.0, most]))
+def update_rates(scenario: Scenario, calibration: Calibration) -> UpdateRates:
+    """Returns what the element-wise update of the scenario's optimizer takes."""
+    ops = update_ops(scenario, np.array([0.0, _MANY, _MANY]), np.array([0.0, 0.0, _MANY]))
     assert not ops.flops.any()
     times = op_seconds(ops, scenario.cluster.node.gpu, calibration)
-    start, others, matrices = times.seconds.sum(axis=0)
-    seconds = start + (others - start) / most * numel
-    seconds = seconds + (matrices - others) / most * matrix_numel
-    return np.asarray(seconds), times.assumptions
+    start, others, matrices = (float(s) for s in times.seconds.sum(axis=0))
+    return UpdateRates(
+        start_s=start,
+        other_s=(others - start) / _MANY,
+        matrix_s=(matrices - start) / _MANY,
+        assumptions=times.assumptions,
+    )
 
 
 def host_link(scenario: Scenario) -> LinkSpec:

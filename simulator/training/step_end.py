@@ -19,8 +19,9 @@ from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.collectives.times import collective_seconds
 from flopwright.simulator.collectives.topology import GroupShape, group_shape
 from flopwright.simulator.memory.parameters import ParamCounts
+from flopwright.simulator.training.alike import Alike
 from flopwright.simulator.training.candidates import Candidates
-from flopwright.simulator.training.optimizer import update_seconds
+from flopwright.simulator.training.optimizer import UpdateRates, update_seconds
 from flopwright.simulator.training.overlap import exposed
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
@@ -106,35 +107,38 @@ def data_traffic(
 
 def step_end(
     scenario: Scenario,
-    candidates: Candidates,
+    ranks: Alike,
     calibration: Calibration,
     params: ParamCounts,
     traffic: DataTraffic,
     compute_s: tuple[Array, Array],
     muon_s: tuple[Array, Array],
+    rates: UpdateRates,
 ) -> StepEnd:
     """Returns the end of a step.
 
     Args:
-        compute_s: forward and backward of one micro-batch by stage, behind which weights are
-            gathered ("dp_gather" of Calibration.hidden_share) and gradients are reduced
-            ("dp_comm").
-        muon_s: see update_seconds.
+        ranks: kinds of ranks (K of them); params, traffic, muon_s are theirs.
+        compute_s: forward and backward of one micro-batch by stage, (stages, candidates),
+            behind which weights are gathered ("dp_gather" of Calibration.hidden_share) and
+            gradients are reduced ("dp_comm").
+        muon_s, rates: see update_seconds.
     """
+    few, spread = ranks.candidates, ranks.spread
     factor = calibration.factors.get("dp_comm", 1.0)
-    reduced, _ = exposed({"dp_comm": traffic.reduce_s}, compute_s[1], calibration)
-    gathered, _ = exposed({"dp_gather": traffic.gather_s}, compute_s[0], calibration)
-    update = update_seconds(scenario, candidates, calibration, params, muon_s)
-    ranks = candidates.dp * candidates.cp
-    latency = np.where(ranks > 1, calibration.data_parallel_latency_s * ranks, 0.0)
+    reduced, _ = exposed({"dp_comm": spread(traffic.reduce_s)}, compute_s[1], calibration)
+    gathered, _ = exposed({"dp_gather": spread(traffic.gather_s)}, compute_s[0], calibration)
+    update = update_seconds(scenario, few, params, muon_s, rates)
+    size = few.dp * few.cp
+    latency = np.where(size > 1, calibration.data_parallel_latency_s * size, 0.0)
     return StepEnd(
-        reduce_s=reduced["dp_comm"] + latency,
-        gather_s=gathered["dp_comm"] + traffic.update_s * factor,
-        update_s=update.update_s * calibration.factors.get("optimizer", 1.0),
-        offload_s=update.offload_s * calibration.factors.get("offload", 1.0),
-        norm_s=traffic.norm_s * factor,
+        reduce_s=reduced["dp_comm"] + spread(latency),
+        gather_s=gathered["dp_comm"] + spread(traffic.update_s * factor),
+        update_s=spread(update.update_s * calibration.factors.get("optimizer", 1.0)),
+        offload_s=spread(update.offload_s * calibration.factors.get("offload", 1.0)),
+        norm_s=spread(traffic.norm_s * factor),
         host_s=calibration.step_constant_s,
-        comm_bytes=_comm_bytes(scenario, candidates, params),
+        comm_bytes=spread(_comm_bytes(scenario, few, params)),
         assumptions=(*traffic.assumptions, *update.assumptions),
     )
 
@@ -193,7 +197,8 @@ def _traffic(
     def both(
         kind: Collective, dense: Array, expert: Array, where: tuple[GroupShape, GroupShape]
     ) -> Array:
-        return price.seconds(kind, dense, where[0]) + price.seconds(kind, expert, where[1])
+        seconds = price.seconds(kind, np.stack([dense, expert]), _side_by_side(*where))
+        return np.asarray(seconds[0] + seconds[1])
 
     update = _balance_s(price, candidates, params, groups.whole[0])
     if workload.optimizer.kind == "muon":
@@ -214,6 +219,19 @@ def _traffic(
         both(Collective.ALL_GATHER, dense * weight + frozen, expert * weight, groups.shard),
         replicas,
         update,
+    )
+
+
+def _side_by_side(dense: GroupShape, expert: GroupShape) -> GroupShape:
+    """Returns both groups as one, (2, 1, candidates): one call prices them."""
+
+    def pair(a: Array, b: Array) -> Array:
+        return np.stack(np.broadcast_arrays(a, b))[:, None]
+
+    return GroupShape(
+        size=pair(dense.size, expert.size),
+        local=pair(dense.local, expert.local),
+        stride=pair(dense.apart, expert.apart),
     )
 
 

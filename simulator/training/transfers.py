@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
 from flopwright.ops import Array, Collective
@@ -99,22 +97,20 @@ def send_seconds(
     """
     gpus = scenario.cluster.node.domain_gpus
     ranks = candidates.world_size // candidates.pp
+    factor = calibration.factors.get("pp_comm", 1.0) * (1.0 - hidden_share(calibration, "pp_comm"))
+    source, target = np.array(stage_of[:-1], int), np.array(stage_of[1:], int)
+    node = np.arange(max(stage_of) + 1)[:, None] * ranks // gpus  # of each stage's first rank
+    moves = (source != target)[:, None]
+    crosses = moves & (node[source] != node[target])
     out = np.zeros((len(stage_of), len(candidates)))
     notes: dict[str, None] = {}
-    open_share = 1.0 - hidden_share(calibration, "pp_comm")
-    factor = calibration.factors.get("pp_comm", 1.0) * open_share
-    two = np.full(len(candidates), 2.0)
-    known: dict[tuple[int, int], Array] = {}
-    for chunk, (source, target) in enumerate(itertools.pairwise(stage_of)):
-        if source == target:
+    for here, local in ((moves & ~crosses, 2.0), (crosses, 1.0)):
+        if not here.any():
             continue
-        if (source, target) not in known:
-            crosses = (source * ranks) // gpus != (target * ranks) // gpus
-            group = GroupShape(size=two, local=np.where(crosses, 1.0, 2.0))
-            times = collective_seconds(
-                Collective.SEND_RECV, nbytes, group, scenario.cluster, calibration
-            )
-            notes.update(dict.fromkeys(times.assumptions))
-            known[source, target] = times.seconds * factor
-        out[chunk] = known[source, target]
+        group = GroupShape(size=np.array([2.0]), local=np.array([local]))
+        times = collective_seconds(
+            Collective.SEND_RECV, nbytes, group, scenario.cluster, calibration
+        )
+        notes.update(dict.fromkeys(times.assumptions))
+        out[:-1] += np.where(here, times.seconds * factor, 0.0)
     return out, tuple(notes)
