@@ -78,16 +78,18 @@ def _row(name: str, score: Report) -> str:
 
 def targets_table(committed: Report, cell: Report, stack: Report) -> str:
     """Returns what was asked for beside what was measured, on all measured runs."""
-    groups, simple = cell["groups"], cell["baselines"]["constant_mfu"]
-    flat = cell["baselines"]["flat_gemm"]
+    groups, baselines = cell["groups"], cell["baselines"]
     left, unseen = cell["overall"], stack["overall"]
     rows = [
         ("dense, cell left out: median, p90", "8, 20 %", _pair(groups["dense"])),
         ("experts, cell left out: median, p90", "18, 40 %", _pair(groups["moe"])),
         ("over cells, cell left out: median, p90", "8, 22 %", _pair(left["macro"])),
         ("all, cell left out: median, p90", "", _pair(left)),
-        ("baseline constant MFU, cell left out", "", _pair(simple)),
-        ("baseline flat GEMM, cell left out", "", _pair(flat)),
+        *(
+            (f"baseline {name.replace('_', ' ')}, cell left out", "", _pair(b))
+            for name, b in baselines.items()
+            if b["n"]
+        ),
         ("all, stack left out: median, p90", "15, 30 %", _pair(unseen)),
         ("80 % interval, stack left out: covers", "75 to 90 %",
          f"{unseen['interval80_coverage']:.0%}"),
@@ -100,6 +102,11 @@ def targets_table(committed: Report, cell: Report, stack: Report) -> str:
         ("rank within a sweep, median, committed stacks", "0.95",
          f"{committed['overall']['spearman']:.2f}"),
         ("all, committed stacks: median, p90", "", _pair(committed["overall"])),
+        *(
+            (f"baseline {name.replace('_', ' ')}, committed stacks", "", _pair(b))
+            for name, b in committed["baselines"].items()
+            if b["n"]
+        ),
         ("fitted numbers", "", str(cell["free_parameters"])),
     ]  # fmt: skip
     for name, asked in (("allocated", "3"), ("reserved", "4"), ("smi", "10")):
