@@ -20,7 +20,7 @@ from flopwright.simulator.collectives.times import collective_seconds
 from flopwright.simulator.collectives.topology import GroupShape, group_shape
 from flopwright.simulator.memory.parameters import ParamCounts
 from flopwright.simulator.training.alike import Alike
-from flopwright.simulator.training.candidates import Candidates
+from flopwright.simulator.training.candidates import Candidates, Ints
 from flopwright.simulator.training.optimizer import UpdateRates, update_seconds
 from flopwright.simulator.training.overlap import exposed
 from flopwright.spec.cluster import DTYPE_BYTES
@@ -176,11 +176,16 @@ class _Traffic:
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Groups of (dense, expert) numbers: that reduce them, that shard them, and the replicas."""
+    """Groups that reduce numbers, that shard them, and the replicas of shards.
 
-    whole: tuple[GroupShape, GroupShape]
-    shard: tuple[GroupShape, GroupShape]
-    replicas: tuple[GroupShape, GroupShape]
+    `whole` and `shard` hold those of dense and of expert numbers side by side, (2, 1, C), so
+    that one call prices both; `dense` is the former of `whole`.
+    """
+
+    whole: GroupShape
+    dense: GroupShape
+    shard: GroupShape
+    replicas: GroupShape
 
 
 def _traffic(
@@ -194,44 +199,28 @@ def _traffic(
         DTYPE_BYTES[d] for d in (workload.precision.gradients, workload.precision.weights)
     )
 
-    def both(
-        kind: Collective, dense: Array, expert: Array, where: tuple[GroupShape, GroupShape]
-    ) -> Array:
-        seconds = price.seconds(kind, np.stack([dense, expert]), _side_by_side(*where))
-        return np.asarray(seconds[0] + seconds[1])
+    def both(kind: Collective, nbytes: Array, where: GroupShape) -> Array:
+        return np.asarray(price.seconds(kind, nbytes, where).sum(axis=-3))
 
-    update = _balance_s(price, candidates, params, groups.whole[0])
-    if workload.optimizer.kind == "muon":
-        matrix, expert = params.dense_matrix * _MOMENTUM_BYTES, params.expert * _MOMENTUM_BYTES
-        cut = candidates.zero_stage > 0
-        gathered = both(Collective.ALL_GATHER, matrix, expert, groups.shard)
-        update = update + np.where(cut, gathered, 0.0)
-    dense, expert = params.dense, params.expert
-    scatter = (dense * gradient, expert * gradient)
-    shards = (scatter[0] / groups.shard[0].size, scatter[1] / groups.shard[1].size)
-    replicas = np.zeros(dense.shape)
-    if (candidates.dp_replicate > 1).any():
-        replicas = both(Collective.ALL_REDUCE, *shards, groups.replicas)
     frozen = np.where(candidates.zero_stage == 3, _frozen_bytes(price.scenario, params), 0.0)
+    gather = np.stack([params.dense * weight + frozen, params.expert * weight])
+    update = _balance_s(price, candidates, params, groups.dense)
+    if workload.optimizer.kind == "muon":
+        momenta = np.stack([params.dense_matrix, params.expert]) * _MOMENTUM_BYTES
+        gather_s, gathered = both(Collective.ALL_GATHER, np.stack([gather, momenta]), groups.shard)
+        update = update + np.where(candidates.zero_stage > 0, gathered, 0.0)
+    else:
+        gather_s = both(Collective.ALL_GATHER, gather, groups.shard)
+    scatter = np.stack([params.dense, params.expert]) * gradient
+    replicas = np.zeros(params.dense.shape)
+    if (candidates.dp_replicate > 1).any():
+        replicas = both(Collective.ALL_REDUCE, scatter / groups.shard.size, groups.replicas)
     return _Traffic(
-        both(Collective.ALL_REDUCE, *scatter, groups.whole),
-        both(Collective.REDUCE_SCATTER, *scatter, groups.shard),
-        both(Collective.ALL_GATHER, dense * weight + frozen, expert * weight, groups.shard),
+        both(Collective.ALL_REDUCE, scatter, groups.whole),
+        both(Collective.REDUCE_SCATTER, scatter, groups.shard),
+        gather_s,
         replicas,
         update,
-    )
-
-
-def _side_by_side(dense: GroupShape, expert: GroupShape) -> GroupShape:
-    """Returns both groups as one, (2, 1, candidates): one call prices them."""
-
-    def pair(a: Array, b: Array) -> Array:
-        return np.stack(np.broadcast_arrays(a, b))[:, None]
-
-    return GroupShape(
-        size=pair(dense.size, expert.size),
-        local=pair(dense.local, expert.local),
-        stride=pair(dense.apart, expert.apart),
     )
 
 
@@ -271,11 +260,17 @@ def _groups(scenario: Scenario, c: Candidates) -> _Groups:
     cut = c.ep * c.etp
     lending = c.dp_shard * c.cp * c.tp
     shard = np.maximum(lending // cut, 1)
+    dense = (c.dp * c.cp, c.tp)
+    whole = _pair(dense, (shard * c.dp_replicate, cut), gpus)
     return _Groups(
-        whole=(
-            group_shape(c.dp * c.cp, c.tp, gpus),
-            group_shape(shard * c.dp_replicate, cut, gpus),
-        ),
-        shard=(group_shape(c.dp_shard * c.cp, c.tp, gpus), group_shape(shard, cut, gpus)),
-        replicas=(group_shape(c.dp_replicate, lending, gpus),) * 2,
+        whole=whole,
+        dense=GroupShape(size=whole.size[0], local=whole.local[0], stride=dense[1].astype(float)),
+        shard=_pair((c.dp_shard * c.cp, c.tp), (shard, cut), gpus),
+        replicas=group_shape(c.dp_replicate, lending, gpus),
     )
+
+
+def _pair(dense: tuple[Ints, Ints], expert: tuple[Ints, Ints], gpus: int) -> GroupShape:
+    """Returns the groups of (size, stride) of dense and of expert numbers, (2, 1, candidates)."""
+    size, stride = (np.stack(x)[:, None] for x in zip(dense, expert, strict=True))
+    return group_shape(size, stride, gpus)
