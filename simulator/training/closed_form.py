@@ -118,17 +118,28 @@ def _windows(f: Array, b: Array, hop: Array, m: Array, down: Array, ends: Array)
     zero = np.zeros((1, f.shape[1]))
     sums = np.concatenate([zero, np.cumsum(f + b, axis=0)])
     hops = np.concatenate([zero, np.cumsum(hop, axis=0)])
+    few, which = np.unique(m, return_inverse=True)
     for length in range(2, pp + 1):
-        a = np.arange(pp - length + 1)
-        slack = (pp - length - a).astype(float)[:, None]  # forwards that run ahead of stage b
-        trip = sums[a + length] - sums[a] + 2 * (hops[a + length - 1] - hops[a])
-        trips = np.floor((m - 1 - slack) / length) + 1
-        done = (trips - 1) * length  # the micro-batch whose backward ends the last trip
-        left_b = m - 1 - done
-        left_f = np.maximum(m - done - (pp - a)[:, None], 0.0)
-        end = down[a] + slack * f[a] + trips * trip + left_b * b[a] + left_f * f[a]
-        ends[a] = np.maximum(ends[a], np.where(trips > 0, end, 0.0))
+        n = pp - length + 1  # stages that are the first of so long a window
+        slack, *counts = _trips(few, pp, length)
+        trips, left_f, left_b = (c[:, which] for c in counts)
+        trip = sums[length:] - sums[:n] + 2 * (hops[length - 1 : -1] - hops[:n])
+        end = down[:n] + slack * f[:n] + trips * trip + left_b * b[:n] + left_f * f[:n]
+        ends[:n] = np.maximum(ends[:n], np.where(trips > 0, end, 0.0))
     return ends
+
+
+def _trips(m: Array, pp: int, length: int) -> tuple[Array, Array, Array, Array]:
+    """Returns counts of the windows of so many stages, by their first stage and m.
+
+    Forwards that run ahead of the last stage, round trips, and the forwards and backwards that
+    the first stage has left behind the last trip.
+    """
+    a = np.arange(pp - length + 1)[:, None]
+    slack = (pp - length - a).astype(float)
+    trips = np.floor((m - 1 - slack) / length) + 1
+    done = (trips - 1) * length  # the micro-batch whose backward ends the last trip
+    return slack, trips, np.maximum(m - done - (pp - a), 0.0), m - 1 - done
 
 
 def _interleaved(f: Array, b: Array, hop: Array, microbatches: Ints, pp: int) -> Array:
