@@ -80,15 +80,8 @@ def micro_batch(
     share = core_share(scenario, candidates, calibration)
     saved, fp8 = pick.of("saved_bytes"), pick.of("saved_fp8_bytes")
     micro = _Micro(scenario, candidates, calibration, pick, share)
-    compute = micro.compute()
-    forward = micro.side(compute[0], pick.classes("comm_forward"), data_s[0])
-    backward = micro.side(compute[1], pick.classes("comm_backward"), data_s[1])
     copied = offloaded_bytes(candidates, saved, fp8)
-    totals = (np.asarray(sum(forward.values())), np.asarray(sum(backward.values())))
-    offload = offload_seconds(scenario, candidates, calibration, copied, params, totals)
-    forward.update(offload[0])
-    backward.update(offload[1])
-    micro.wait_for_host(forward, backward)
+    forward, backward, beside_s = micro.sides(copied, params, data_s)
     nbytes = send_bytes(scenario, kinds.combos)
     send_s, notes = send_seconds(scenario, candidates, calibration, nbytes, _stage_of(pick))
     return MicroBatch(
@@ -98,7 +91,7 @@ def micro_batch(
         backward=backward,
         forward_s=np.asarray(sum(forward.values())),
         backward_s=np.asarray(sum(backward.values())),
-        beside_s=(totals[0][pick.stages[0]], totals[1][pick.stages[0]]),
+        beside_s=beside_s,
         send_s=send_s,
         send_bytes=nbytes,
         saved_bytes=saved,
@@ -124,6 +117,26 @@ class _Micro:
     calibration: Calibration
     pick: Picker
     share: Array
+
+    def sides(
+        self, copied: Array, params: ParamCounts, data_s: tuple[Array, Array]
+    ) -> tuple[Classes, Classes, tuple[Array, Array]]:
+        """Returns forward and backward, and what of them the step's end hides behind.
+
+        Args:
+            copied: bytes that a chunk moves to the host, (chunks, K).
+        """
+        compute, pick = self.compute(), self.pick
+        forward = self.side(compute[0], pick.classes("comm_forward"), data_s[0])
+        backward = self.side(compute[1], pick.classes("comm_backward"), data_s[1])
+        totals = (np.asarray(sum(forward.values())), np.asarray(sum(backward.values())))
+        offload = offload_seconds(
+            self.scenario, self.candidates, self.calibration, copied, params, totals
+        )
+        forward.update(offload[0])
+        backward.update(offload[1])
+        self.wait_for_host(forward, backward)
+        return forward, backward, (totals[0][pick.stages[0]], totals[1][pick.stages[0]])
 
     def compute(self) -> tuple[Classes, Classes]:
         """Returns seconds of compute by time class, forward and backward, (chunks, C)."""
