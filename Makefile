@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 export TORCH_COMPILE_DISABLE := 1
 export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
-.PHONY: help install demo test test-fast lint typecheck bench docs screenshots clean
+.PHONY: help install demo test test-fast accuracy lint typecheck bench docs screenshots clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -33,6 +33,9 @@ typecheck: install ## mypy, strict
 
 bench: install ## every benchmark, each printing one JSON object as its last line
 	@for b in benchmarks/*.py; do echo "== $$b"; $(PY) $$b || exit 1; done
+
+accuracy: install ## predict the published runs that ship; renew the table in README and docs
+	@$(PY) scripts/render_accuracy.py
 
 docs: install ## renew the generated tables in docs/
 	@$(PY) scripts/render_docs.py
