@@ -21,8 +21,9 @@ _skips: list[str] = []
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps every test out of the user's own store and caches."""
+    """Keeps every test out of the user's own store, caches and terminal width."""
     monkeypatch.delenv("FLOPWRIGHT_STORE", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # parallel test workers set it to 80
     if "FLOPWRIGHT_HOME" not in os.environ:
         monkeypatch.setenv("FLOPWRIGHT_HOME", str(tmp_path_factory.getbasetemp() / "home"))
 
