@@ -18,7 +18,6 @@ from flopwright.spec.scenario import Scenario
 from flopwright.spec.sweep import SweepPoint
 
 Backend = Literal["joblib", "ray"]
-BACKENDS: Final[tuple[Backend, ...]] = get_args(Backend)
 _HINTS: Final = {
     "joblib": "pip install joblib, or use --jobs 1",
     "ray": "pip install ray, or leave --backend out",

@@ -38,6 +38,7 @@ def explain(
     Example: flopwright explain kimi_k2_mini_2cpu_fp32 --question best_batch
     """
     from flopwright.cli._console import console_of
+    from flopwright.cli._given_plan import check_model
     from flopwright.planner.questions.explained import explain as explained
     from flopwright.planner.questions.explained import plan_of
     from flopwright.planner.questions.registry import QUESTIONS
@@ -48,7 +49,11 @@ def explain(
     names = list(QUESTIONS) if every else list(dict.fromkeys(question or []))
     questions = [asked(name) for name in names]
     setting = load_scenario(scenario)
-    given = load_plan(plan).parallel if plan is not None else None
+    given = None
+    if plan is not None:
+        plan_file = load_plan(plan)
+        check_model(plan, plan_file, scenario, setting)
+        given = plan_file.parallel
     known = (
         load_calibration(calibration)
         if calibration is not None

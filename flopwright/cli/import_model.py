@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +61,8 @@ def write_new(out: Path, text: str, *, force: bool) -> None:
     Raises:
         InputError: it exists (without `force`) or cannot be written.
     """
+    from flopwright.simulator.calibration.files import write_atomically
+
     if out.exists() and not force:
         raise InputError(
             Violation(
@@ -71,15 +71,4 @@ def write_new(out: Path, text: str, *, force: bool) -> None:
                 nearest_fix="name another, or give --force",
             )
         )
-    temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(out)
-    except OSError as error:
-        raise InputError(
-            Violation(file=str(out), rule=f"cannot write the file: {error.strerror}")
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    write_atomically(out, text)

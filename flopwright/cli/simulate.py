@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from flopwright.plan.file import PlanFile
     from flopwright.plan.parallel import ParallelPlan
     from flopwright.report.trace import Trace
-    from flopwright.spec.scenario import Scenario
 
 MAX_SAMPLES = 10_000
 
@@ -75,6 +73,7 @@ def simulate(
     """
     from flopwright.cli import _simulate_view as view
     from flopwright.cli._console import console_of
+    from flopwright.cli._given_plan import check_model
     from flopwright.cli._targets import check_file
     from flopwright.simulator.calibration.files import (
         default_calibration,
@@ -89,7 +88,7 @@ def simulate(
     _check_trace(trace)
     setting = load_scenario(scenario)
     plan_file = load_plan(plan)
-    _check_model(plan, plan_file, scenario, setting)
+    check_model(plan, plan_file, scenario, setting)
     parallel = plan_file.parallel
     known = (
         load_calibration(calibration)
@@ -150,27 +149,6 @@ def _factors(flag: str, texts: list[str]) -> dict[int, float]:
     if broken:
         raise InputError(broken)
     return out
-
-
-def _check_model(path: Path, plan: PlanFile, asked: str, scenario: Scenario) -> None:
-    """Refuses a plan that was made for another model: its split says nothing about this one.
-
-    Another cluster or batch is a question worth asking, and the plan's rules are checked.
-    """
-    from flopwright.errors import InputError, Violation
-
-    if plan.model_hash == scenario.model.content_hash():
-        return
-    raise InputError(
-        Violation(
-            file=str(path),
-            field="model_hash",
-            value=plan.model_hash,
-            rule=f"the plan is for {plan.scenario.model.name}, the scenario trains "
-            f"{scenario.model.name}",
-            nearest_fix=f"make one: flopwright plan {asked} --out plan.yaml",
-        )
-    )
 
 
 def _is_file(trace: Path) -> bool:

@@ -33,7 +33,6 @@ _MODULES: Final = {
     "core_attn": "core_attn",
     "mlp": "mlp",
 }
-_DTYPE_NAMES: Final = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16", "fp8": "fp8"}
 
 
 def megatron_file(plan: PlanFile) -> TargetFile:
@@ -326,8 +325,8 @@ def _format_flags(workload: Workload) -> Iterator[Flag]:
         yield ("--accumulate-allreduce-grads-in-fp32",)
     if precision.optimizer_state != "fp32":
         yield ("--use-precision-aware-optimizer",)
-        yield "--exp-avg-dtype", _DTYPE_NAMES[precision.optimizer_state]
-        yield "--exp-avg-sq-dtype", _DTYPE_NAMES[precision.optimizer_state]
+        yield "--exp-avg-dtype", precision.optimizer_state
+        yield "--exp-avg-sq-dtype", precision.optimizer_state
 
 
 def not_expressed(plan: PlanFile) -> tuple[str, ...]:

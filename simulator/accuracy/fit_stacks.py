@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal
 
-import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 import flopwright
@@ -212,12 +211,3 @@ def interval80(seconds: float, log_std: float) -> tuple[float, float]:
     """Returns the central 80 % interval of a step time."""
     spread = math.exp(Z80 * log_std)
     return seconds / spread, seconds * spread
-
-
-def theta_of(levels: StackLevels, names: tuple[str, ...]) -> Array:
-    """Returns the parameters of a design that the levels know, 0 for the others."""
-    found = []
-    for name in names:
-        level, label = name.split("|", 1)
-        found.append(levels.terms.get(level, {}).get(label or "all", 0.0))
-    return np.array(found)

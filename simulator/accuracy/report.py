@@ -21,7 +21,6 @@ from flopwright.simulator.accuracy.score import (
     under_by_5_percent_share,
 )
 
-HEADLINE: Final = "overall"
 # Labels of a run that --by may name.
 LABELS: Final = (
     "source", "gpu", "model", "family", "stack", "framework", "precision", "recompute", "cell",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -136,7 +137,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             Violation(file=str(path), rule=f"cannot write the file: {error.strerror}")
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # Where the folder itself is a file, even looking fails.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=64)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from flopwright.ops import BlockCost, CostBuilder, OpTable
+from flopwright.ops import CostBuilder, OpTable
 
 _NAMES = ("name", "tag", "kernel", "dtype")
 _ARRAYS = (
@@ -32,8 +31,3 @@ def with_rows(ops: OpTable, more: CostBuilder) -> OpTable:
     columns: dict[str, Any] = {n: (*getattr(ops, n), *getattr(extra, n)) for n in _NAMES}
     columns |= {n: np.concatenate([getattr(ops, n), getattr(extra, n)]) for n in _ARRAYS}
     return OpTable(**columns)
-
-
-def with_ops(cost: BlockCost, ops: OpTable) -> BlockCost:
-    """Returns a block's cost with other operators."""
-    return replace(cost, ops=ops)

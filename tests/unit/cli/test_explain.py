@@ -45,3 +45,12 @@ def test_an_unknown_question_is_refused_with_the_nearest(capsys) -> None:
     code, _, err = _run(capsys, MINI, "--question", "wen_hybrid")
     assert code == 2
     assert "did you mean 'when_hybrid'?" in err
+
+
+def test_a_plan_of_another_model_is_refused(capsys, tmp_path) -> None:
+    other = load_scenario("first_steps")
+    path = tmp_path / "plan.yaml"
+    path.write_text(dump_yaml(make_plan_file(other, ParallelPlan(), "other")))
+    code, _, err = _run(capsys, MINI, "--plan", str(path))
+    assert code == 2
+    assert "the plan is for" in err
