@@ -48,6 +48,10 @@ class Groups:
     """The groups of one rank under one plan (plan/mesh.py names them).
 
     Attributes:
+        dp_cp: the ranks over which dense gradients are summed: all of a stage with the same tp
+            index, which is `dp_shard` (its dp_shard and cp axes) in each of `dp_replicate`.
+        edp: the ranks over which an expert's gradients are summed, which is `edp_shard` in each
+            of `dp_replicate`.
         pp_forward, pp_backward: the same ranks twice. Activations and gradients cross each
             other between two stages, and NCCL runs the messages of one communicator in
             order: with a single one, two stages that both send first would wait forever.
@@ -55,8 +59,15 @@ class Groups:
 
     world: Group
     dp: Group
+    tp: Group
+    cp: Group
+    dp_cp: Group
+    dp_shard: Group
+    dp_replicate: Group
     ep: Group
+    etp: Group
     edp: Group
+    edp_shard: Group
     pp_forward: Group
     pp_backward: Group
     coordinates: dict[str, int]
@@ -73,8 +84,15 @@ class GroupRegistry:
         return Groups(
             world=self._member(mesh, "world", "world"),
             dp=self._member(mesh, "dp", "dp"),
+            tp=self._member(mesh, "tp", "tp"),
+            cp=self._member(mesh, "cp", "cp"),
+            dp_cp=self._member(mesh, "dp_cp", "dp_cp"),
+            dp_shard=self._member(mesh, "dp_shard_cp", "dp_shard"),
+            dp_replicate=self._member(mesh, "dp_replicate", "dp_replicate"),
             ep=self._member(mesh, "ep", "ep"),
+            etp=self._member(mesh, "etp", "etp"),
             edp=self._member(mesh, "edp", "edp"),
+            edp_shard=self._member(mesh, "edp_shard", "edp_shard"),
             pp_forward=self._member(mesh, "pp", "pp_forward"),
             pp_backward=self._member(mesh, "pp", "pp_backward"),
             coordinates=mesh.coordinates(dist.get_rank()),
@@ -83,6 +101,8 @@ class GroupRegistry:
     def _member(self, mesh: Mesh, name: str, purpose: str) -> Group:
         rank, mine = dist.get_rank(), None
         for ranks in mesh.groups(name):
+            if len(ranks) == 1 and rank not in ranks:
+                continue
             handle = self._handle(purpose, ranks)
             if rank in ranks:
                 mine = Group(ranks, ranks.index(rank), handle)
@@ -96,7 +116,9 @@ class GroupRegistry:
         # directions of a pipeline may not.
         key = (purpose if purpose.startswith("pp") else "shared", ranks)
         if key not in self._made:
-            self._made[key] = dist.new_group(list(ranks))
+            # Nobody else has to know of a rank that stands alone.
+            alone = len(ranks) == 1
+            self._made[key] = dist.new_group(list(ranks), use_local_synchronization=alone)
         return self._made[key]
 
 

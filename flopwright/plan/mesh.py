@@ -42,20 +42,29 @@ class Mesh:
     def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
         """Returns every group of the given name as rank tuples.
 
-        Names: pp, dp (replicate and shard), tp, cp, ep, etp, edp (the ranks that hold the same
-        parts of the same experts), world. Every rank stands in exactly one group of each name.
+        Names: pp, dp_replicate, dp_shard, dp (replicate and shard), tp, cp, dp_cp (the ranks
+        of a stage that hold the same dense weights, but for tp's whole tensors), dp_shard_cp
+        (those of them in one replica), ep, etp, edp (the ranks that hold the same parts of the
+        same experts), edp_shard (those of them in one replica), world. Every rank stands in
+        exactly one group of each name.
         """
         p, ranks = self.plan, self.ranks
         if name == "world":
             table = ranks.reshape(1, -1)
         elif name == "dp":
             table = np.moveaxis(ranks, (1, 2), (-2, -1)).reshape(-1, p.dp)
-        elif name in {"ep", "etp", "edp"}:
+        elif name == "dp_cp":
+            table = np.moveaxis(ranks, 4, 1).reshape(-1, p.dp * p.cp)
+        elif name == "dp_shard_cp":
+            table = np.moveaxis(ranks, 4, 2).reshape(-1, p.dp_shard * p.cp)
+        elif name in {"ep", "etp", "edp", "edp_shard"}:
             stage = ranks.reshape(p.pp, p.dp_replicate, -1, p.ep, p.etp)
             if name == "etp":
                 table = stage.reshape(-1, p.etp)
             elif name == "ep":
                 table = np.moveaxis(stage, 3, 4).reshape(-1, p.ep)
+            elif name == "edp_shard":
+                table = np.moveaxis(stage, 2, 4).reshape(-1, stage.shape[2])
             else:
                 table = np.moveaxis(stage, (3, 4), (1, 2)).reshape(p.pp * p.ep * p.etp, -1)
         else:

@@ -28,7 +28,10 @@ def plans(draw: st.DrawFn) -> ParallelPlan:
 def test_groups_of_every_name_partition_the_ranks(plan: ParallelPlan) -> None:
     mesh = Mesh(plan)
     sizes = {"pp": plan.pp, "dp": plan.dp, "tp": plan.tp, "cp": plan.cp, "ep": plan.ep,
-             "edp": plan.dp * plan.cp * plan.tp // plan.ep, "world": plan.world_size}  # fmt: skip
+             "edp": plan.dp * plan.cp * plan.tp // plan.ep, "world": plan.world_size,
+             "dp_cp": plan.dp * plan.cp, "dp_shard_cp": plan.dp_shard * plan.cp,
+             "dp_replicate": plan.dp_replicate,
+             "edp_shard": plan.dp_shard * plan.cp * plan.tp // plan.ep}  # fmt: skip
     for name, size in sizes.items():
         groups = mesh.groups(name)
         assert sorted(r for g in groups for r in g) == list(range(plan.world_size))
@@ -45,6 +48,20 @@ def test_an_expert_rank_meets_each_slice_once(plan: ParallelPlan) -> None:
         assert len({c["pp"] for c in coordinates}) == 1
     for group in mesh.groups("edp"):
         assert len({mesh.coordinates(r)["ep"] for r in group}) == 1
+
+
+@given(plans())
+@settings(max_examples=100, deadline=None)
+def test_what_is_summed_is_its_parts_in_every_replica(plan: ParallelPlan) -> None:
+    mesh = Mesh(plan)
+    for whole, part, same in (("dp_cp", "dp_shard_cp", "tp"), ("edp", "edp_shard", "ep")):
+        for group in mesh.groups(whole):
+            parts = {mesh.group_of(part, r) for r in group}
+            assert sorted(r for p in parts for r in p) == sorted(group)
+            assert len(parts) == plan.dp_replicate
+            assert len({(c["pp"], c[same]) for c in map(mesh.coordinates, group)}) == 1
+            for r in group:
+                assert set(mesh.group_of("dp_replicate", r)) <= set(group)
 
 
 def test_k2_groups_stay_on_neighbouring_ranks() -> None:
