@@ -14,7 +14,7 @@ group). Both are divided by the dp size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from flopwright.executor.measure.timers import ActionTimer
 from flopwright.executor.parallel.groups import Groups
+from flopwright.models.optim.muon.layout import MatrixLayout
 from flopwright.spec.workload import Optimizer, Precision
 
 
@@ -32,6 +33,8 @@ class Trainable:
     Attributes:
         parameters: trainable parameters by full name, in model order.
         expert_names: those that are a slice of the stacked experts under ep > 1.
+        matrices: those that Muon orthogonalises (models/optim/muon/layout.py).
+        row_factors: by what the next update multiplies rows of a tensor last (QK-Clip).
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -40,6 +43,8 @@ class Trainable:
     optimizer: Optimizer
     precision: Precision
     timer: ActionTimer
+    matrices: Mapping[str, MatrixLayout] = field(default_factory=dict)
+    row_factors: dict[str, Tensor] = field(default_factory=dict)
 
     def is_expert(self, name: str) -> bool:
         """Whether the gradient is reduced over the expert-data-parallel group."""

@@ -15,10 +15,11 @@ from flopwright.models.optim.adamw.cost import add_rows
 from flopwright.ops import BlockCost, CostBuilder, OpKind, Phase
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.parameters import ParamTensor
+from flopwright.spec.workload import Precision
 
 ITERATIONS = 5
 STATES = 1  # momentum
-_COMPUTE_DTYPE = "bf16"
+_WIDE = frozenset({"fp32", "fp64"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +31,21 @@ class Matrices:
     count: ArrayLike = 1
 
 
+def compute_dtype(precision: Precision) -> str:
+    """Returns the format of the iteration: bf16, or what the run computes in where it is wider."""
+    return precision.compute if precision.compute in _WIDE else "bf16"
+
+
+def parts_of(param: ParamTensor) -> int:
+    """Returns how many matrices stand above each other in one of a tensor's: gate and up are 2."""
+    return 2 if "gate_up_proj" in param.name else 1
+
+
 def matrices_of(param: ParamTensor) -> Matrices:
     """Returns the matrices that a tensor holds: an expert's gate and up are two."""
     assert param.is_matrix
     *stack, rows, columns = param.shape
-    packed = 2 if "gate_up_proj" in param.name else 1
+    packed = parts_of(param)
     count = packed * int(np.prod(stack)) if stack else packed
     return Matrices(rows=rows // packed, columns=columns, count=count)
 
@@ -45,14 +56,14 @@ def newton_schulz_flops(rows: int, columns: int) -> float:
     return ITERATIONS * (4.0 * a * a * b + 2.0 * a**3)
 
 
-def _orthogonalise(cost: CostBuilder, group: Matrices) -> None:
+def _orthogonalise(cost: CostBuilder, group: Matrices, dtype: str) -> None:
     a, b = sorted((group.rows, group.columns))
-    width = DTYPE_BYTES[_COMPUTE_DTYPE]
+    width = DTYPE_BYTES[dtype]
     cost.op(
         f"newton_schulz_{group.rows}x{group.columns}",
         OpKind.GEMM,
         Phase.STEP,
-        dtype=_COMPUTE_DTYPE,
+        dtype=dtype,
         flops=newton_schulz_flops(a, b),
         read_bytes=ITERATIONS * width * (3.0 * a * b + 3.0 * a * a),
         written_bytes=ITERATIONS * width * (1.0 * a * b + 2.0 * a * a),
@@ -71,6 +82,7 @@ def step_cost(
     gradients: str = "fp32",
     master: str | None = "fp32",
     state: str = "fp32",
+    compute: str = "bf16",
     num_candidates: int = 1,
 ) -> BlockCost:
     """Returns the rows of one step: Newton-Schulz by shape, momentum and update, AdamW's rest.
@@ -78,12 +90,13 @@ def step_cost(
     Args:
         matrices: what this rank orthogonalises.
         other_numel: weights it owns that AdamW updates.
+        compute: format of the iteration (`compute_dtype`).
     """
     cost = CostBuilder()
     numel: ArrayLike = 0.0
     for group in matrices:
         numel = numel + np.asarray(group.count, float) * group.rows * group.columns
-        _orthogonalise(cost, group)
+        _orthogonalise(cost, group, compute)
     kept = DTYPE_BYTES[master] if master is not None else 0
     weight, momentum = DTYPE_BYTES[weights], STATES * DTYPE_BYTES[state]
     cost.op(
