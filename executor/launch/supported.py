@@ -88,6 +88,7 @@ def _workload_rules(workload: Workload) -> Iterable[_Rule]:
             "use 0",
         ),
         ("workload.precision.gemm", gemm != "same", gemm, "use same"),
+        *_phase_rules(workload),
         (
             "workload.precision.weights",
             not formats,
@@ -112,4 +113,16 @@ def _workload_rules(workload: Workload) -> Iterable[_Rule]:
             precision.master_weights,
             "use none: wide weights are updated in place" if wide else "use fp32",
         ),
+    )
+
+
+def _phase_rules(workload: Workload) -> Iterable[_Rule]:
+    ramp, mixture, scaling = workload.batch_ramp, workload.mixture, workload.rope_scaling
+    count = len(workload.later_phases)
+    alone = "plan one phase by itself (flopwright plan --phase)"
+    return (
+        ("workload.batch_ramp", ramp is not None, "a ramp", "leave it out"),
+        ("workload.mixture", mixture is not None, str(mixture), "leave it out"),
+        ("workload.rope_scaling", scaling is not None, "beside the model's own", alone),
+        ("workload.later_phases", count > 0, str(count), alone),
     )

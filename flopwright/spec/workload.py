@@ -9,16 +9,30 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    ValidationError,
     model_validator,
 )
 
 from flopwright.spec.base import Grown, Spec
 from flopwright.spec.cluster import Dtype
+from flopwright.spec.model import RopeScaling
+from flopwright.spec.phases import MAX_BATCH as MAX_BATCH
+from flopwright.spec.phases import (
+    MAX_LEVELS,
+    MAX_SEQ_LEN,
+    BatchLevel,
+    BatchRamp,
+    TrainingPhase,
+    batch_levels,
+)
+from flopwright.spec.phases import LearningRate as LearningRate
 from flopwright.units import Tokens
 
-MAX_BATCH: Final = 2**31
-MAX_SEQ_LEN: Final = 2**31
 _MAX_TOKENS: Final = 10**18
+# The name of the phase that a workload's own fields describe.
+FIRST_PHASE: Final = "pretrain"
+# Fields of a phase that are the workload's where it leaves them out.
+_OF_PHASES: Final = ("seq_len", "global_batch_size", "mixture", "rope_scaling")
 
 
 LoraTargets = Literal["all", "attention", "qkv"]
@@ -65,31 +79,6 @@ class Optimizer(Spec):
         return 1 if self.kind == "muon" else 2
 
 
-class LearningRate(Spec):
-    """A schedule in steps: linear warm-up, then constant, cosine, or WSD.
-
-    `wsd`: warm-up, hold until `hold_until_tokens`, cosine to `final` at the budget.
-    """
-
-    kind: Literal["constant", "cosine", "wsd"] = "cosine"
-    peak: PositiveFloat = 2e-4
-    final: NonNegativeFloat = 2e-5
-    warmup_steps: NonNegativeInt = 500
-    hold_until_tokens: Tokens | None = None
-
-    @model_validator(mode="after")
-    def _hold(self) -> Self:
-        if (self.kind == "wsd") != (self.hold_until_tokens is not None):
-            raise ValueError("hold_until_tokens goes with kind 'wsd', and only with it")
-        return self
-
-    @model_validator(mode="after")
-    def _falls(self) -> Self:
-        if self.kind != "constant" and self.final > self.peak:
-            raise ValueError(f"final ({self.final:g}) must not exceed peak ({self.peak:g})")
-        return self
-
-
 class ExpertLoad(Spec):
     """How a step's tokens spread over the experts, and what is done against it.
 
@@ -119,9 +108,22 @@ class Workload(Grown):
         lora_targets: which matrices have one: all but the router, those of the attention, or
             those that make queries, keys and values.
         expert_load: how tokens spread over experts.
+        batch_ramp: smaller batches before the full one.
+        mixture: name of the data's mixture.
+        rope_scaling: of the positions in this phase: "none" for plain ones; None: the model's.
+        later_phases: what follows when total_tokens are through; the other fields describe
+            the first phase alone.
     """
 
-    later_fields = ("lora_rank", "lora_targets", "expert_load")
+    later_fields = (
+        "lora_rank",
+        "lora_targets",
+        "expert_load",
+        "batch_ramp",
+        "mixture",
+        "rope_scaling",
+        "later_phases",
+    )
 
     kind: Literal["pretrain"] = "pretrain"
     seq_len: int = Field(ge=1, le=MAX_SEQ_LEN)
@@ -134,21 +136,44 @@ class Workload(Grown):
     lora_rank: int | None = Field(default=None, ge=1, le=2**16)
     lora_targets: LoraTargets = "all"
     expert_load: ExpertLoad = ExpertLoad()
+    batch_ramp: BatchRamp | None = None
+    mixture: str | None = Field(default=None, min_length=1)
+    rope_scaling: RopeScaling | Literal["none"] | None = None
+    later_phases: tuple[TrainingPhase, ...] = ()
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step."""
+        """Tokens of one optimizer step of the full batch."""
         return self.seq_len * self.global_batch_size
+
+    @property
+    def batch_levels(self) -> tuple[BatchLevel, ...]:
+        """The batches of the steps in order: one level without a ramp."""
+        full, total = self.global_batch_size, self.total_tokens
+        return batch_levels(self.seq_len, full, total, self.batch_ramp)
 
     @property
     def num_steps(self) -> int:
         """Optimizer steps to the token budget; the last one may be partly past it."""
-        return -(-self.total_tokens // self.tokens_per_step)
+        if self.batch_ramp is None:
+            return -(-self.total_tokens // self.tokens_per_step)
+        return sum(level.steps for level in self.batch_levels)
 
     @property
     def num_full_steps(self) -> int:
         """Optimizer steps that lie wholly inside the token budget."""
-        return self.total_tokens // self.tokens_per_step
+        return self.steps_within(self.total_tokens)
+
+    def steps_within(self, tokens: int) -> int:
+        """Returns the optimizer steps that lie wholly inside the first `tokens` tokens."""
+        if self.batch_ramp is None:
+            return tokens // self.tokens_per_step
+        inside = (
+            min(level.steps, (tokens - level.first_token) // (level.batch * self.seq_len))
+            for level in self.batch_levels
+            if level.first_token <= tokens
+        )
+        return sum(inside)
 
     @model_validator(mode="after")
     def _one_step(self) -> Self:
@@ -158,6 +183,25 @@ class Workload(Grown):
             raise ValueError(
                 f"total_tokens ({self.total_tokens}) must hold at least one step "
                 f"of {self.tokens_per_step} tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ramp_reaches_the_batch(self) -> Self:
+        ramp, full = self.batch_ramp, self.global_batch_size
+        if ramp is None:
+            return self
+        if ramp.start >= full or (full - ramp.start) % ramp.increment:
+            raise ValueError(
+                f"batch_ramp must reach global_batch_size ({full}) from {ramp.start} by steps "
+                f"of {ramp.increment}"
+            )
+        if len(ramp.batches(full)) > MAX_LEVELS:
+            raise ValueError(f"batch_ramp must not go through more than {MAX_LEVELS} batches")
+        if ramp.tokens > self.total_tokens:
+            raise ValueError(
+                f"batch_ramp.tokens ({ramp.tokens}) must not exceed total_tokens "
+                f"({self.total_tokens})"
             )
         return self
 
@@ -176,3 +220,32 @@ class Workload(Grown):
                 f"total_tokens ({self.total_tokens})"
             )
         return self
+
+    @model_validator(mode="after")
+    def _phases_are_workloads(self) -> Self:
+        names = [FIRST_PHASE, *(phase.name for phase in self.later_phases)]
+        twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
+        if twice is not None:
+            raise ValueError(
+                f"two phases are named {twice!r} ({FIRST_PHASE!r} is the workload's own)"
+            )
+        for phase in self.later_phases:
+            try:
+                self.of_phase(phase)
+            except ValidationError as error:
+                texts = "; ".join(e["msg"].removeprefix("Value error, ") for e in error.errors())
+                raise ValueError(f"phase {phase.name!r}: {texts}") from error
+        return self
+
+    def of_phase(self, phase: TrainingPhase) -> Workload:
+        """Returns a later phase as a workload of its own: what it leaves out is this one's."""
+        own = {name: getattr(self, name) for name in type(self).model_fields}
+        own |= {"later_phases": (), "batch_ramp": phase.batch_ramp}
+        for name in ("total_tokens", "learning_rate", *_OF_PHASES):
+            value = getattr(phase, name)
+            own[name] = own[name] if value is None else value
+        return Workload(**own)
+
+    def alone(self) -> Workload:
+        """Returns the first phase as a workload of its own."""
+        return self.model_copy(update={"later_phases": ()})
