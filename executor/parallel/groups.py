@@ -55,6 +55,8 @@ class Groups:
         pp_forward, pp_backward: the same ranks twice. Activations and gradients cross each
             other between two stages, and NCCL runs the messages of one communicator in
             order: with a single one, two stages that both send first would wait forever.
+        pp_forward_up, pp_backward_down: once more, for activations that go to an earlier stage
+            and gradients that go to a later one, as they do where a stage holds several chunks.
     """
 
     world: Group
@@ -70,6 +72,8 @@ class Groups:
     edp_shard: Group
     pp_forward: Group
     pp_backward: Group
+    pp_forward_up: Group
+    pp_backward_down: Group
     coordinates: dict[str, int]
 
 
@@ -81,6 +85,7 @@ class GroupRegistry:
 
     def build(self, mesh: Mesh) -> Groups:
         """Returns this rank's groups; collective: every rank calls it with the same mesh."""
+        several = mesh.plan.vpp > 1
         return Groups(
             world=self._member(mesh, "world", "world"),
             dp=self._member(mesh, "dp", "dp"),
@@ -95,6 +100,11 @@ class GroupRegistry:
             edp_shard=self._member(mesh, "edp_shard", "edp_shard"),
             pp_forward=self._member(mesh, "pp", "pp_forward"),
             pp_backward=self._member(mesh, "pp", "pp_backward"),
+            # With one chunk a stage nothing goes that way.
+            pp_forward_up=self._member(mesh, "pp", "pp_forward_up" if several else "pp_forward"),
+            pp_backward_down=self._member(
+                mesh, "pp", "pp_backward_down" if several else "pp_backward"
+            ),
             coordinates=mesh.coordinates(dist.get_rank()),
         )
 

@@ -1,34 +1,44 @@
 """Runs one rank's lowered list of actions: the executor's half of "one plan, two interpreters".
 
-The list (flopwright.plan.lower) says what to do and in which order; this file knows how.
-Nothing is reordered: `Runner.log` equals the list after every step.
+The list (flopwright.plan.lower) says what to do and in which order; this file knows how the
+chunks of a pipeline compute and what travels between them, and hands every other kind of
+action to its hook. Nothing is reordered: `Runner.log` equals the list after every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flopwright.executor.measure.timers import ActionTimer
 from flopwright.executor.parallel.groups import Groups
+from flopwright.executor.parallel.pipeline_links import Links
+from flopwright.executor.parallel.pipeline_split import Owed, backward, backward_input
 from flopwright.plan.schedules.actions import Action, ActionKind
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
+Hook = Callable[[Action], None]
 Key = tuple[int, int]  # chunk, micro-batch
 
 ACTION_CLASSES: Final[dict[ActionKind, str]] = {
     ActionKind.FORWARD: "forward",
     ActionKind.BACKWARD: "backward",
+    ActionKind.BACKWARD_INPUT: "backward",
+    ActionKind.BACKWARD_WEIGHT: "backward",
+    ActionKind.RECOMPUTE: "recompute",
     ActionKind.SEND_FORWARD: "pp_comm",
     ActionKind.RECV_FORWARD: "pp_comm",
     ActionKind.SEND_BACKWARD: "pp_comm",
     ActionKind.RECV_BACKWARD: "pp_comm",
+    ActionKind.OFFLOAD: "offload",
+    ActionKind.FETCH: "offload",
+    ActionKind.GATHER_WEIGHTS: "dp_comm",
     ActionKind.REDUCE_GRADIENTS: "dp_comm",
     ActionKind.OPTIMIZER_STEP: "optimizer",
 }
@@ -42,16 +52,41 @@ class MicroBatch:
     targets: Tensor
 
 
+class Around(Protocol):
+    """What is entered around the compute of a chunk, by whoever manages what it saves."""
+
+    def forward(self, chunk: int, microbatch: int) -> AbstractContextManager[None]:
+        """Entered around a forward pass, the loss included."""
+        ...
+
+    def backward(self, chunk: int, microbatch: int) -> AbstractContextManager[None]:
+        """Entered around a backward pass, and around each half of a split one."""
+        ...
+
+
+class Nothing:
+    """Enters nothing."""
+
+    def forward(self, chunk: int, microbatch: int) -> AbstractContextManager[None]:
+        """Returns an empty context."""
+        return nullcontext()
+
+    def backward(self, chunk: int, microbatch: int) -> AbstractContextManager[None]:
+        """Returns an empty context."""
+        return nullcontext()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParts:
     """What a rank runs its list with.
 
     Attributes:
-        chunks: the module of each pipeline chunk this rank holds.
+        chunks: the module of each pipeline chunk this rank holds, in model order.
         num_chunks: chunks of the whole pipeline; the last one computes the loss.
         loss_fn: (logits, targets) -> mean nats a token.
-        hidden_shape: [sequences, seq_len, hidden_size] of what travels between stages.
-        reduce_gradients, optimizer_step: the ends of a step (data_parallel/).
+        hidden_shape: [sequences, seq_len, hidden_size] of what travels between chunks.
+        hooks: what serves the kinds of action other than compute and transfers.
+        around: entered around the compute of a chunk.
     """
 
     chunks: Mapping[int, nn.Module]
@@ -60,118 +95,135 @@ class StageParts:
     hidden_shape: tuple[int, int, int]
     dtype: torch.dtype
     device: torch.device
-    reduce_gradients: Callable[[], None]
-    optimizer_step: Callable[[], None]
+    hooks: Mapping[ActionKind, Hook]
+    around: Around = field(default_factory=Nothing)
 
 
 @dataclass(slots=True)
 class Runner:
-    """Executes a lowered list, step after step, on one rank."""
+    """Executes a lowered list, step after step, on one rank.
+
+    Attributes:
+        log: the actions done since the step began.
+        links: to the other stages.
+    """
 
     actions: Sequence[Action]
     parts: StageParts
     groups: Groups
     timer: ActionTimer
     log: list[Action] = field(default_factory=list)
+    links: Links = field(init=False)
+    _handlers: dict[ActionKind, Hook] = field(init=False)
     _batch: Sequence[MicroBatch] = ()
     _inputs: dict[Key, Tensor] = field(default_factory=dict)
-    _outputs: dict[Key, Tensor] = field(default_factory=dict)
     _edges: dict[Key, GradientEdge] = field(default_factory=dict)
     _gradients: dict[Key, Tensor] = field(default_factory=dict)
-    _sending: list[tuple[Any, Tensor]] = field(default_factory=list)
+    _leaving: dict[tuple[ActionKind, Key], Tensor] = field(default_factory=dict)
+    _owed: dict[Key, Owed] = field(default_factory=dict)
     _losses: dict[int, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        parts = self.parts
+        self.links = Links(self.groups, parts.hidden_shape, parts.dtype, parts.device)
+        self._handlers = {
+            ActionKind.FORWARD: self._forward,
+            ActionKind.BACKWARD: self._backward,
+            ActionKind.BACKWARD_INPUT: self._backward_input,
+            ActionKind.BACKWARD_WEIGHT: self._backward_weight,
+            ActionKind.RECV_FORWARD: self._receive_forward,
+            ActionKind.SEND_FORWARD: self._send,
+            ActionKind.RECV_BACKWARD: self._receive_backward,
+            ActionKind.SEND_BACKWARD: self._send,
+            **parts.hooks,
+        }
+        missing = {a.kind for a in self.actions} - set(self._handlers)
+        assert not missing, f"nobody serves {sorted(missing)}"
+
     def run_step(self, batch: Sequence[MicroBatch]) -> Tensor | None:
-        """Runs one optimizer step; returns the mean loss over micro-batches on the last stage."""
+        """Runs one optimizer step; returns the mean loss over micro-batches on the last chunk."""
         self.log.clear()
         self._losses.clear()
         self._batch = batch
-        handlers = self._handlers()
         for action in self.actions:
             with self.timer.action(str(action), ACTION_CLASSES[action.kind], self._bytes(action)):
-                handlers[action.kind](action)
+                self._handlers[action.kind](action)
             self.log.append(action)
-        self._finish_sends()
-        left_over = self._inputs or self._edges or self._gradients
+        self.links.finish()
+        left_over = self._inputs or self._edges or self._gradients or self._leaving or self._owed
         assert not left_over, "the list did not use every tensor"
         if not self._losses:
             return None
         return torch.stack([self._losses[m] for m in sorted(self._losses)]).mean()
 
-    def _handlers(self) -> dict[ActionKind, Callable[[Action], None]]:
-        return {
-            ActionKind.FORWARD: self._forward,
-            ActionKind.BACKWARD: self._backward,
-            ActionKind.RECV_FORWARD: self._receive_forward,
-            ActionKind.SEND_FORWARD: self._send_forward,
-            ActionKind.RECV_BACKWARD: self._receive_backward,
-            ActionKind.SEND_BACKWARD: self._send_backward,
-            ActionKind.REDUCE_GRADIENTS: lambda _: self.parts.reduce_gradients(),
-            ActionKind.OPTIMIZER_STEP: lambda _: self.parts.optimizer_step(),
-        }
-
     def _is_last(self, chunk: int) -> bool:
         return chunk == self.parts.num_chunks - 1
 
     def _forward(self, action: Action) -> None:
-        key = (action.chunk, action.microbatch)
-        batch = self._batch[action.microbatch]
-        source = batch.tokens if action.chunk == 0 else self._inputs[key]
-        out: Tensor = self.parts.chunks[action.chunk](source)
-        if self._is_last(action.chunk):
-            out = self.parts.loss_fn(out, batch.targets)
-            self._losses[action.microbatch] = out.detach()
-        else:
-            self._outputs[key] = out.detach()
+        chunk, microbatch = key = (action.chunk, action.microbatch)
+        batch = self._batch[microbatch]
+        source = batch.tokens if chunk == 0 else self._inputs[key]
+        with self.parts.around.forward(chunk, microbatch):
+            out: Tensor = self.parts.chunks[chunk](source)
+            if self._is_last(chunk):
+                out = self.parts.loss_fn(out, batch.targets)
         # The edge keeps the graph, not the output: what no backward needs is freed once sent.
         self._edges[key] = get_gradient_edge(out)
+        if self._is_last(chunk):
+            self._losses[microbatch] = out.detach()
+        elif chunk + 1 in self.parts.chunks:
+            self._inputs[chunk + 1, microbatch] = out.detach().requires_grad_()
+        else:
+            self._leaving[ActionKind.SEND_FORWARD, key] = out.detach()
 
     def _backward(self, action: Action) -> None:
         key = (action.chunk, action.microbatch)
-        if self._is_last(action.chunk):
-            loss = self._losses[action.microbatch]
-            gradient = torch.full_like(loss, 1.0 / len(self._batch))
-        else:
-            gradient = self._gradients.pop(key)
-        torch.autograd.backward((self._edges.pop(key),), (gradient,))
+        with self.parts.around.backward(*key):
+            backward(self._edges.pop(key), self._gradient(key))
+        self._hand_back(key)
+
+    def _backward_input(self, action: Action) -> None:
+        key = (action.chunk, action.microbatch)
+        weights = [p for p in self.parts.chunks[action.chunk].parameters() if p.requires_grad]
+        with self.parts.around.backward(*key):
+            self._owed[key] = backward_input(
+                self._edges.pop(key), self._gradient(key), self._inputs.get(key), weights
+            )
+        self._hand_back(key)
+
+    def _backward_weight(self, action: Action) -> None:
+        key = (action.chunk, action.microbatch)
+        with self.parts.around.backward(*key):
+            self._owed.pop(key).pay()
+
+    def _gradient(self, key: Key) -> Tensor:
+        """Returns the gradient that a chunk's backward pass begins with."""
+        if self._is_last(key[0]):
+            return torch.full_like(self._losses[key[1]], 1.0 / len(self._batch))
+        return self._gradients.pop(key)
+
+    def _hand_back(self, key: Key) -> None:
+        """Gives the gradient of a chunk's input to the chunk before it."""
         source = self._inputs.pop(key, None)
-        if source is not None:
-            assert source.grad is not None
-            self._outputs[key] = source.grad
+        if source is None:
+            return
+        assert source.grad is not None
+        chunk, microbatch = key
+        if chunk - 1 in self.parts.chunks:
+            self._gradients[chunk - 1, microbatch] = source.grad
+        else:
+            self._leaving[ActionKind.SEND_BACKWARD, key] = source.grad
 
     def _receive_forward(self, action: Action) -> None:
-        buffer = self._receive(action, self.groups.pp_forward.handle)
-        self._inputs[action.chunk, action.microbatch] = buffer.requires_grad_()
+        received = self.links.receive(action)
+        self._inputs[action.chunk, action.microbatch] = received.requires_grad_()
 
     def _receive_backward(self, action: Action) -> None:
-        buffer = self._receive(action, self.groups.pp_backward.handle)
-        self._gradients[action.chunk, action.microbatch] = buffer
+        self._gradients[action.chunk, action.microbatch] = self.links.receive(action)
 
-    def _send_forward(self, action: Action) -> None:
-        self._send(action, self.groups.pp_forward.handle)
-
-    def _send_backward(self, action: Action) -> None:
-        self._send(action, self.groups.pp_backward.handle)
-
-    def _receive(self, action: Action, handle: Any) -> Tensor:
-        shape, dtype, device = self.parts.hidden_shape, self.parts.dtype, self.parts.device
-        buffer = torch.empty(shape, dtype=dtype, device=device)
-        dist.recv(buffer, src=self.groups.pp_forward.ranks[action.peer], group=handle)
-        return buffer
-
-    def _send(self, action: Action, handle: Any) -> None:
-        tensor = self._outputs.pop((action.chunk, action.microbatch)).contiguous()
-        self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
-        peer = self.groups.pp_forward.ranks[action.peer]
-        self._sending.append((dist.isend(tensor, dst=peer, group=handle), tensor))
-
-    def _finish_sends(self) -> None:
-        for work, _ in self._sending:
-            work.wait()
-        self._sending.clear()
+    def _send(self, action: Action) -> None:
+        key = (action.chunk, action.microbatch)
+        self.links.send(action, self._leaving.pop((action.kind, key)))
 
     def _bytes(self, action: Action) -> int:
-        if ACTION_CLASSES[action.kind] != "pp_comm":
-            return 0
-        sequences, seq_len, hidden = self.parts.hidden_shape
-        return sequences * seq_len * hidden * self.parts.dtype.itemsize
+        return self.links.nbytes if ACTION_CLASSES[action.kind] == "pp_comm" else 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from flopwright.executor.train.trial import DTYPES, Trial
+from flopwright.executor.train.trial import Trial
 from flopwright.models.transformer.module import loss
+from flopwright.plan.schedules.actions import Action, ActionKind
+from flopwright.plan.schedules.placement import stage_of_chunk
 
 
 @torch.no_grad()
@@ -25,28 +26,31 @@ def held_out_loss(trial: Trial, max_sequences: int) -> float:
     mine = filled.view(turns, dp, size, -1)[:, trial.groups.coordinates["dp"]]
     first = (torch.arange(turns) * dp + trial.groups.coordinates["dp"]) * size
     total = torch.zeros(2, dtype=torch.float64, device=trial.device)
-    trial.stage.eval()
+    for stage in trial.chunks.values():
+        stage.eval()
     for batch, start in zip(mine, first.tolist(), strict=True):
         total += _sum_and_count(trial, batch.to(trial.device), min(size, len(rows) - start))
-    trial.stage.train()
+    for stage in trial.chunks.values():
+        stage.train()
     trial.groups.world.sum_(total)
     return float(total[0] / total[1])
 
 
 def _sum_and_count(trial: Trial, rows: Tensor, valid: int) -> Tensor:
-    """Returns (sum of nats, sequences) of one micro-batch on the last stage, zeros elsewhere."""
+    """Returns (sum of nats, sequences) of one micro-batch on the last chunk, zeros elsewhere."""
     counted = torch.zeros(2, dtype=torch.float64, device=trial.device)
-    pipe, index = trial.groups.pp_forward, trial.groups.coordinates["pp"]
-    x = rows[:, :-1].contiguous()
-    if index > 0:
-        shape = (rows.shape[0], rows.shape[1] - 1, trial.spec.hidden_size)
-        dtype = DTYPES[trial.workload.precision.weights]
-        x = torch.empty(shape, dtype=dtype, device=trial.device)
-        dist.recv(x, src=pipe.ranks[index - 1], group=pipe.handle)
-    out = trial.stage(x)
-    if index < pipe.size - 1:
-        dist.send(out.contiguous(), dst=pipe.ranks[index + 1], group=pipe.handle)
-    elif valid > 0:
-        counted[0] = loss(out[:valid], rows[:valid, 1:].contiguous()).double() * valid
-        counted[1] = valid
+    links, plan, x = trial.runner.links, trial.plan, rows[:, :-1].contiguous()
+    for chunk, stage in trial.chunks.items():
+        if chunk > 0 and chunk - 1 not in trial.chunks:
+            before = stage_of_chunk(plan, chunk - 1)
+            x = links.receive(Action(ActionKind.RECV_FORWARD, chunk, peer=before))
+        x = stage(x)
+        if chunk == plan.num_chunks - 1:
+            if valid > 0:
+                counted[0] = loss(x[:valid], rows[:valid, 1:].contiguous()).double() * valid
+                counted[1] = valid
+        elif chunk + 1 not in trial.chunks:
+            after = stage_of_chunk(plan, chunk + 1)
+            links.send(Action(ActionKind.SEND_FORWARD, chunk, peer=after), x)
+    links.finish()
     return counted

@@ -170,9 +170,9 @@ def save_checkpoint(trial: Trial, out_dir: Path, data_dir: Path, steps: int) -> 
 
 def _own_tensors(trial: Trial) -> dict[str, Tensor | TensorSlice]:
     groups = trial.groups
-    sliced = expert_slices(trial.stage) if trial.plan.ep > 1 else frozenset()
+    sliced = expert_slices(trial.chunks.values()) if trial.plan.ep > 1 else frozenset()
     own: dict[str, Tensor | TensorSlice] = {}
-    for name, tensor in trial.stage.state_dict().items():
+    for name, tensor in trial.state_dict().items():
         if name not in sliced:
             if groups.dp.index == 0:
                 own[name] = tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,13 +18,15 @@ from flopwright.executor.parallel.data_parallel.choose import clip_gradients, ma
 from flopwright.executor.parallel.data_parallel.interface import DataParallel, Trainable
 from flopwright.executor.parallel.experts import AllToAllDispatch
 from flopwright.executor.parallel.groups import GroupRegistry, Groups
-from flopwright.executor.parallel.pipeline import MicroBatch, Runner, StageParts
+from flopwright.executor.parallel.pipeline import Hook, MicroBatch, Runner, StageParts
+from flopwright.models.moe.module import MixtureOfExperts
 from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
 from flopwright.plan.learning_rate import learning_rate_at
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.plan.schedules.placement import stage_of_chunk
+from flopwright.plan.schedules.actions import ActionKind
+from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import EMBEDDING_LAYER
 from flopwright.spec.workload import Workload
@@ -52,13 +54,17 @@ class StepRecord:
 
 @dataclass(slots=True)
 class Trial:
-    """A plan being trained. Build it with `start_trial`."""
+    """A plan being trained. Build it with `start_trial`.
+
+    Attributes:
+        chunks: this rank's part of the model by pipeline chunk, in model order.
+    """
 
     entry: RunEntry
     workload: Workload
     mesh: Mesh
     groups: Groups
-    stage: Stage
+    chunks: dict[int, Stage]
     timer: ActionTimer
     dataset: Dataset
     device: torch.device
@@ -71,25 +77,38 @@ class Trial:
 
     def __post_init__(self) -> None:
         plan, spec = self.plan, self.spec
-        index = self.groups.coordinates["pp"]
         microbatches = plan.num_microbatches(self.workload.global_batch_size)
-        for block in self.stage.moe_blocks().values():
+        for block in self.moe_blocks().values():
             block.gate.balance_share = 1.0 / microbatches
         self.runner = Runner(
-            actions=lower(plan, microbatches)[index],
+            actions=lower(plan, microbatches)[self.groups.coordinates["pp"]],
             parts=StageParts(
-                chunks={index: self.stage},
+                chunks=self.chunks,
                 num_chunks=plan.num_chunks,
                 loss_fn=loss,
                 hidden_shape=(plan.micro_batch_size, self.workload.seq_len, spec.hidden_size),
                 dtype=DTYPES[self.workload.precision.weights],
                 device=self.device,
-                reduce_gradients=self.data_parallel.reduce_gradients,
-                optimizer_step=self._optimizer_step,
+                hooks=self._hooks(),
             ),
             groups=self.groups,
             timer=self.timer,
         )
+
+    def _hooks(self) -> dict[ActionKind, Hook]:
+        """Returns what serves the actions that neither compute nor travel between chunks."""
+        return {
+            ActionKind.REDUCE_GRADIENTS: lambda _: self.data_parallel.reduce_gradients(),
+            ActionKind.OPTIMIZER_STEP: lambda _: self._optimizer_step(),
+        }
+
+    def moe_blocks(self) -> dict[int, MixtureOfExperts]:
+        """Returns this rank's mixture-of-experts blocks by layer number."""
+        return {n: b for stage in self.chunks.values() for n, b in stage.moe_blocks().items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns this rank's weights and buffers under the whole model's names."""
+        return {n: t for stage in self.chunks.values() for n, t in stage.state_dict().items()}
 
     @property
     def plan(self) -> ParallelPlan:
@@ -111,7 +130,7 @@ class Trial:
         self._step = step
         batch = self._microbatches(step)
         allocated = _start_peak(self.device) if meter_memory else 0
-        metering = saved_bytes([self.stage]) if meter_memory else nullcontext()
+        metering = saved_bytes(self.chunks.values()) if meter_memory else nullcontext()
         with metering as meter:
             self.timer.start_step()
             loss_mean = self.runner.run_step(batch)
@@ -145,7 +164,7 @@ class Trial:
 
     def _balance_experts(self) -> None:
         """Moves the routers' biases by the loads of all data-parallel ranks, in one message."""
-        blocks = [b for b in self.stage.moe_blocks().values() if b.loads is not None]
+        blocks = [b for b in self.moe_blocks().values() if b.loads is not None]
         if not blocks:
             return
         loads = torch.stack([b.loads for b in blocks if b.loads is not None])
@@ -158,7 +177,7 @@ class Trial:
     def _memory_by_class(self, meter: SavedBytes, allocated_before: int) -> dict[str, int]:
         """Returns bytes by class; on GPUs what the peak has beyond them is temporary."""
         classes = {
-            "weights": weight_bytes([self.stage]),
+            "weights": weight_bytes(self.chunks.values()),
             "gradients": self.data_parallel.gradient_bytes(),
             "optimizer_state": self.data_parallel.optimizer_bytes(),
             "activations": meter.peak_bytes,
@@ -193,12 +212,18 @@ def start_trial(
     mesh = Mesh(plan)
     groups = registry.build(mesh)
     timer = ActionTimer(torch.distributed.get_rank(), device)
-    stage = _build(plan, spec, groups, timer, DTYPES[workload.precision.weights], device)
-    init_weights_(stage, spec, workload.seed)
-    stage.train()
+    dtype = DTYPES[workload.precision.weights]
+    chunks = {
+        chunk: _build(plan, chunk, spec, groups, timer, dtype, device)
+        for chunk in chunks_of_stage(plan, groups.coordinates["pp"])
+    }
+    for stage in chunks.values():
+        init_weights_(stage, spec, workload.seed)
+        stage.train()
+    named = [item for stage in chunks.values() for item in stage.named_parameters()]
     trainable = Trainable(
-        parameters={n: p for n, p in stage.named_parameters() if p.requires_grad},
-        expert_names=expert_slices(stage) if plan.ep > 1 else frozenset(),
+        parameters={n: p for n, p in named if p.requires_grad},
+        expert_names=expert_slices(chunks.values()) if plan.ep > 1 else frozenset(),
         groups=groups,
         optimizer=workload.optimizer,
         precision=workload.precision,
@@ -209,7 +234,7 @@ def start_trial(
         workload=workload,
         mesh=mesh,
         groups=groups,
-        stage=stage,
+        chunks=chunks,
         timer=timer,
         dataset=dataset,
         device=device,
@@ -220,17 +245,17 @@ def start_trial(
 
 def _build(
     plan: ParallelPlan,
+    chunk: int,
     spec: ModelSpec,
     groups: Groups,
     timer: ActionTimer,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Stage:
-    index = groups.coordinates["pp"]
-    layers = list(plan.stage_layers(spec.num_layers)[index])
-    if index == 0:
+    layers = list(plan.chunk_layers(spec.num_layers)[chunk])
+    if chunk == 0:
         layers.insert(0, EMBEDDING_LAYER)
-    if index == stage_of_chunk(plan, plan.num_chunks - 1):
+    if chunk == plan.num_chunks - 1:
         layers.append(spec.num_layers)
     return build_stage(
         spec,
@@ -243,10 +268,11 @@ def _build(
     )
 
 
-def expert_slices(stage: Stage) -> frozenset[str]:
+def expert_slices(stages: Iterable[Stage]) -> frozenset[str]:
     """Returns the names of the stacked expert tensors, of which a rank may hold a slice."""
     return frozenset(
         f"model.layers.{layer}.mlp.experts.{name}"
+        for stage in stages
         for layer, block in stage.moe_blocks().items()
         for name, _ in block.experts.named_parameters()
     )

@@ -27,6 +27,7 @@ from flopwright.models.moe.module import MixtureOfExperts
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
 from flopwright.plan.parallel import ParallelPlan
+from flopwright.plan.schedules.actions import ActionKind
 from flopwright.spec.load import load_model
 from flopwright.spec.workload import Optimizer, Precision
 
@@ -93,8 +94,10 @@ def check_pipeline(plan: ParallelPlan, registry: GroupRegistry) -> dict[str, Any
             hidden_shape=(2, SEQ, WIDTH),
             dtype=F64,
             device=CPU,
-            reduce_gradients=reduce,
-            optimizer_step=lambda: None,
+            hooks={
+                ActionKind.REDUCE_GRADIENTS: lambda _: reduce(),
+                ActionKind.OPTIMIZER_STEP: lambda _: None,
+            },
         ),
         groups=groups,
         timer=ActionTimer(dist.get_rank(), CPU),

@@ -33,5 +33,5 @@ def test_share_is_one_over_the_micro_batches(one_rank: None, micro_batch_size: i
     entry: Any = SimpleNamespace(name="a", plan=plan)
     no_data: Any = None
     trial = start_trial(entry, workload, no_data, GroupRegistry(), torch.device("cpu"))
-    shares = {block.gate.balance_share for block in trial.stage.moe_blocks().values()}
+    shares = {block.gate.balance_share for block in trial.moe_blocks().values()}
     assert shares == {micro_batch_size / 8}
