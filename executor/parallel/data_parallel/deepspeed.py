@@ -16,17 +16,16 @@ from flopwright.executor.measure.timers import ActionTimer
 from flopwright.executor.parallel.data_parallel import deepspeed_internals as internals
 from flopwright.executor.parallel.data_parallel.interface import (
     Trainable,
-    adamw,
-    parameter_groups,
     sum_of_squares,
     tensor_bytes,
 )
+from flopwright.executor.parallel.optimizers import make_optimizer, parameter_groups
 
 _EXPERT_GROUP = "experts"
 
 
 class DeepSpeedZero1:
-    """DeepSpeed's ZeRO-1 optimizer over AdamW, with this plan's groups."""
+    """DeepSpeed's ZeRO-1 optimizer over ours, with this plan's groups."""
 
     def __init__(self, trainable: Trainable) -> None:
         internals.quiet_logging()
@@ -38,6 +37,7 @@ class DeepSpeedZero1:
         self._replace_hooks()
         if trainable.precision.master_weights == "none":
             self._update_weights_in_place()
+        self._zero.optimizer.place_partitions(self._zero)
 
     def _build(self) -> Any:
         trainable, groups = self._trainable, self._trainable.groups
@@ -50,7 +50,7 @@ class DeepSpeedZero1:
             if group["expert"]:
                 group.update(moe=True, name=_EXPERT_GROUP)
         return internals.zero_optimizer_class()(
-            init_optimizer=adamw(param_groups, trainable.optimizer),
+            init_optimizer=make_optimizer(param_groups, trainable),
             param_names={p: n for n, p in trainable.parameters.items()},
             timers=_Timers(trainable.timer),
             optimizer_params={},
@@ -125,7 +125,7 @@ class DeepSpeedZero1:
         self._zero.zero_grad(set_to_none=True)
 
     def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Returns AdamW's moments of this rank's flat parts."""
+        """Returns the moments (or momentum) of this rank's flat parts."""
         return {
             f"group{i}": {k: v for k, v in self._zero.optimizer.state[p].items() if v.ndim}
             for i, p in enumerate(self._zero.single_partition_of_fp32_groups)

@@ -1,29 +1,36 @@
 """What every data-parallel library must offer the training loop.
 
-One step: gradients have been summed over this rank's micro-batches (each the mean over its
-own tokens, over the number of micro-batches) in the parameters' `.grad`; then
+One step, whose first two calls the lowered list places (flopwright.plan.lower):
 
-    reduce_gradients() -> squared_norm() -> scale_gradients(f) -> step(learning_rate)
+    gather_weights(chunk, micro-batch)     before compute, where weights are cut
+    reduce_gradients(chunk, micro-batch)   after backwards, or once for the whole stage
+    finish_gradients() -> squared_norm() -> scale_gradients(f) -> step(learning_rate)
 
-after which every rank holds the new weights and no gradients. A gradient is averaged over
-the whole data-parallel size: dense ones are summed over the dp group, an expert's over the
-ranks that hold the same experts (its gradient already sums over the tokens of its expert
-group). Both are divided by the dp size.
+after which every rank holds the new weights, or its part of them, and no gradients.
+Gradients are sums over this rank's micro-batches (each the mean over its own tokens, over
+the number of micro-batches). A gradient is averaged over the whole data- and
+context-parallel size: dense ones are summed over the dp_cp group, an expert's over the ranks
+that hold the same experts (its gradient already sums over the tokens of its expert group).
+Both are divided by dp * cp. Tensors of which each tensor-parallel rank saw other tokens are
+summed over tp too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from flopwright.executor.measure.timers import ActionTimer
-from flopwright.executor.parallel.groups import Groups
+from flopwright.executor.parallel.groups import Group, Groups
 from flopwright.models.optim.muon.layout import MatrixLayout
 from flopwright.spec.workload import Optimizer, Precision
+
+BUCKET_ELEMENTS: Final = 25_000_000
+Tensors = list[Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +39,11 @@ class Trainable:
 
     Attributes:
         parameters: trainable parameters by full name, in model order.
+        chunks: the modules that hold them by pipeline chunk; empty: all belong together.
         expert_names: those that are a slice of the stacked experts under ep > 1.
+        tp_whole_names: those that stand whole on every tensor-parallel rank.
+        tp_partial_names: those of them of which each of these ranks sees other tokens: their
+            gradients are parts of a sum.
         matrices: those that Muon orthogonalises (models/optim/muon/layout.py).
         row_factors: by what the next update multiplies rows of a tensor last (QK-Clip).
     """
@@ -43,6 +54,9 @@ class Trainable:
     optimizer: Optimizer
     precision: Precision
     timer: ActionTimer
+    chunks: Mapping[int, nn.Module] = field(default_factory=dict)
+    tp_whole_names: frozenset[str] = frozenset()
+    tp_partial_names: frozenset[str] = frozenset()
     matrices: Mapping[str, MatrixLayout] = field(default_factory=dict)
     row_factors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -50,12 +64,42 @@ class Trainable:
         """Whether the gradient is reduced over the expert-data-parallel group."""
         return name in self.expert_names
 
+    def sum_group(self, name: str) -> Group:
+        """Returns the data-parallel ranks over which the gradient is summed."""
+        return self.groups.edp if self.is_expert(name) else self.groups.dp_cp
+
+    @property
+    def mean_over(self) -> int:
+        """Number of ranks' tokens that a gradient is the mean over: dp * cp."""
+        return self.groups.dp_cp.size
+
+    def names_of(self, chunk: int) -> tuple[str, ...]:
+        """Returns the names of a chunk's parameters, of all where the chunk is -1."""
+        if chunk < 0 or not self.chunks:
+            return tuple(self.parameters)
+        return tuple(n for n, _ in self.chunks[chunk].named_parameters() if n in self.parameters)
+
+    def tp_replicas(self, name: str) -> int:
+        """Returns on how many tensor-parallel ranks the same elements stand."""
+        return self.groups.tp.size if name in self.tp_whole_names else 1
+
 
 class DataParallel(Protocol):
     """One library's way to keep replicas equal."""
 
-    def reduce_gradients(self) -> None:
-        """Averages the gradients over the data-parallel ranks."""
+    def gather_weights(self, chunk: int, microbatch: int = -1, bucket: int = -1) -> None:
+        """Starts what makes a chunk's weights whole for an action, where they are cut."""
+        ...
+
+    def reduce_gradients(self, chunk: int = -1, microbatch: int = -1, bucket: int = -1) -> None:
+        """Averages a chunk's gradients over the data-parallel ranks, all where it is -1.
+
+        With a micro-batch: of this one, whose average is added to what the step has so far.
+        """
+        ...
+
+    def finish_gradients(self) -> None:
+        """Ends the step's reductions: every average is there once this returns."""
         ...
 
     def squared_norm(self) -> Tensor:
@@ -77,43 +121,28 @@ class DataParallel(Protocol):
         """Returns the optimizer's state tensors by parameter (or flat group) and kind."""
         ...
 
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields this rank's trained tensors one by one, whole but for tp and ep, and detached.
+
+        Collective: every rank takes all of them, in the same order.
+        """
+        ...
+
+    def weight_bytes(self) -> int:
+        """Returns the bytes of trained weights on the device while a step computes."""
+        ...
+
     def gradient_bytes(self) -> int:
-        """Returns the bytes of gradient storage alive before a step's reduction."""
+        """Returns the bytes of gradients on the device, at the most."""
         ...
 
     def optimizer_bytes(self) -> int:
-        """Returns the bytes of optimizer state, master copies included."""
+        """Returns the bytes of optimizer state on the device, master copies included."""
         ...
 
-
-def parameter_groups(trainable: Trainable) -> list[dict[str, Any]]:
-    """Returns AdamW's groups: dense and expert tensors, each with and without weight decay.
-
-    Vectors (norm gains) are not decayed. Empty groups are left out.
-    """
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for name, parameter in trainable.parameters.items():
-        key = (trainable.is_expert(name), parameter.ndim >= 2)
-        groups.setdefault(key, []).append(parameter)
-    return [
-        {
-            "params": params,
-            "expert": expert,
-            "weight_decay": trainable.optimizer.weight_decay if decayed else 0.0,
-        }
-        for (expert, decayed), params in sorted(groups.items(), key=lambda item: item[0])
-    ]
-
-
-def adamw(groups: Iterable[dict[str, Any]], optimizer: Optimizer) -> torch.optim.AdamW:
-    """Returns AdamW over the groups; the learning rate is set before each step."""
-    return torch.optim.AdamW(
-        list(groups),
-        lr=0.0,
-        betas=(optimizer.beta1, optimizer.beta2),
-        eps=optimizer.eps,
-        fused=True,
-    )
+    def host_bytes(self) -> int:
+        """Returns the bytes of weights, gradients and optimizer state in host memory."""
+        ...
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
@@ -122,9 +151,39 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
+def numel_bytes(tensors: Iterable[Tensor], width: int | None = None) -> int:
+    """Returns the bytes of the tensors' elements, `width` bytes each where it is given."""
+    return sum(t.numel() * (width or t.element_size()) for t in tensors)
+
+
+def in_buckets(tensors: Iterable[Tensor], elements: int = BUCKET_ELEMENTS) -> Iterator[Tensors]:
+    """Yields runs of tensors of at most so many elements (a larger one stands alone)."""
+    bucket: Tensors = []
+    filled = 0
+    for tensor in tensors:
+        if bucket and filled + tensor.numel() > elements:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(tensor)
+        filled += tensor.numel()
+    if bucket:
+        yield bucket
+
+
+def sum_over_(tensors: Iterable[Tensor], group: Group, device: torch.device) -> None:
+    """Sums tensors over a group in place, by buckets that travel from `device`."""
+    if group.size == 1:
+        return
+    for bucket in in_buckets(tensors):
+        flat = torch.cat([t.reshape(-1) for t in bucket]).to(device)
+        group.sum_(flat)
+        for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
 def sum_of_squares(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """Returns the sum of squared elements, float64, shape ()."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for tensor in tensors:
-        total += torch.linalg.vector_norm(tensor.detach()).double() ** 2
+        total += torch.linalg.vector_norm(tensor.detach()).double().to(device) ** 2
     return total
