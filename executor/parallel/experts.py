@@ -98,10 +98,16 @@ def _exchange(
 
 @dataclass(frozen=True, slots=True)
 class AllToAllDispatch:
-    """Dispatcher of models/moe/dispatch.py over an expert group: nothing is dropped."""
+    """Dispatcher of models/moe/dispatch.py over an expert group: nothing is dropped.
+
+    Attributes:
+        balanced: take it that every rank sends each rank the same number of rows, whatever
+            the router chose: for runs without values, in which no count can be read.
+    """
 
     group: Group
     clock: Clock
+    balanced: bool = False
 
     def dispatch(self, rows: Tensor, counts: Tensor) -> Dispatched:
         """Sends each row to the rank that holds its expert; see the protocol."""
@@ -109,14 +115,24 @@ class AllToAllDispatch:
         with self.clock.action("ep_counts", "ep_comm", counts.numel() * 8):
             dist.all_to_all_single(arrived, counts.contiguous(), group=self.group.handle)
         by_source = arrived.view(self.group.size, -1)  # [source rank, local expert]
-        sent = counts.view(self.group.size, -1).sum(1).tolist()
-        received = by_source.sum(1).tolist()
+        sent, received = self._splits(counts, by_source, len(rows))
         moved = self._move(rows, sent, received, "ep_dispatch")
-        order = _by_expert(by_source, sum(received))
+        order = by_expert(by_source, sum(received))
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
         route = Route(sent, received, order, place)
         return Dispatched(_reorder(moved, order, place), by_source.sum(0), route)
+
+    def _splits(
+        self, counts: Tensor, by_source: Tensor, num_rows: int
+    ) -> tuple[list[int], list[int]]:
+        """Returns the rows to and from each rank."""
+        if self.balanced:
+            each, rest = divmod(num_rows, self.group.size)
+            assert rest == 0, f"{num_rows} rows do not spread evenly over {self.group.size} ranks"
+            return [each] * self.group.size, [each] * self.group.size
+        sent = counts.view(self.group.size, -1).sum(1).tolist()
+        return sent, by_source.sum(1).tolist()
 
     def combine(self, rows: Tensor, handle: Any) -> Tensor:
         """Returns the results in the order the rows were sent."""
@@ -131,7 +147,7 @@ class AllToAllDispatch:
         return out
 
 
-def _by_expert(by_source: Tensor, num_rows: int) -> Tensor:
+def by_expert(by_source: Tensor, num_rows: int) -> Tensor:
     """Returns the arrival positions in local-expert order; stable, so sources keep their order."""
     local_experts = torch.arange(by_source.shape[1], device=by_source.device)
     expert_of_row = local_experts.repeat(by_source.shape[0]).repeat_interleave(

@@ -58,13 +58,31 @@ def attention_backward(
     window: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k and v, scores computed again (arXiv 2205.14135, alg. 4)."""
+    hidden = hidden_keys(q.shape[1], k.shape[1], window, q.device)
+    return _gradients(grad, q, k, v, out, lse, scale, hidden)
+
+
+def attention_block_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns the gradients of one block; see `block.attention_block_backward`."""
+    hidden = hidden_keys(q.shape[1], k.shape[1], 0, q.device) if causal else None
+    return _gradients(grad, q, k, v, out, lse, scale, hidden)
+
+
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
+    hidden: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     heads, groups, dtype = q.shape[2], k.shape[2], lse.dtype
     queries = q.to(dtype).transpose(1, 2)
     keys, values = _heads_first(k.to(dtype), heads), _heads_first(v.to(dtype), heads)
     grad_out = grad.to(dtype).transpose(1, 2)
     scores = (queries @ keys.transpose(-1, -2)) * scale - lse.unsqueeze(-1)
-    hidden = hidden_keys(q.shape[1], k.shape[1], window, q.device)
-    p = torch.exp(scores.masked_fill(hidden, float("-inf")))
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, float("-inf"))
+    p = torch.exp(scores)
     delta = (grad_out * out.to(dtype).transpose(1, 2)).sum(-1, keepdim=True)
     grad_scores = p * (grad_out @ values.transpose(-1, -2) - delta) * scale
     grads = (
@@ -80,3 +98,17 @@ def attention_backward(
         return g.to(like.dtype).contiguous()
 
     return back(grads[0], q), back(grads[1], k), back(grads[2], v)
+
+
+def attention_block(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns attention of queries to one block of keys; see `block.attention_block`."""
+    if causal:
+        return attention(q, k, v, scale)
+    heads, dtype = q.shape[2], wide_dtype(q.dtype)
+    scores = q.to(dtype).transpose(1, 2) @ _heads_first(k.to(dtype), heads).transpose(-1, -2)
+    lse = torch.logsumexp(scores * scale, -1)
+    p = torch.exp(scores * scale - lse.unsqueeze(-1))
+    out = p @ _heads_first(v.to(dtype), heads)
+    return out.transpose(1, 2).to(q.dtype).contiguous(), lse
