@@ -13,6 +13,7 @@ from flopwright.models.cache import LayerCache
 from flopwright.models.norm.module import RmsNorm
 from flopwright.models.projection.module import Projection
 from flopwright.models.rotary import RotaryTable
+from flopwright.models.saving import region
 from flopwright.spec.model import GqaAttention
 
 
@@ -55,15 +56,27 @@ class GroupedQueryAttention(nn.Module):
         """
         heads = (*x.shape[:-1], -1, self.spec.head_dim)
         q, k, v = (p(x).view(heads) for p in (self.q_proj, self.k_proj, self.v_proj))
+        cos, sin = (None, None) if self._rotary is None else self._rotary(x.shape[1], x, start)
         if self.spec.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self._rotary is not None:
-            cos, sin = self._rotary(x.shape[1], x, start)
-            q, k = rope(q, cos, sin, 0, False), rope(k, cos, sin, 0, False)
+            q = region("norm", _normed_and_turned, q, self.q_norm, cos, sin)
+            k = region("norm", _normed_and_turned, k, self.k_norm, cos, sin)
+        else:
+            q, k = _turned(q, cos, sin), _turned(k, cos, sin)
         if cache is None:
-            out, _ = attention(q, k, v, self.scale, self.window)
+            out, _ = region("core_attn", attention, q, k, v, self.scale, self.window, keep=1)
         else:
             k, v = cache.extend(k, v)
             out = cached_attention(q, k, v, self.scale, self.window)
         projected: Tensor = self.o_proj(out.flatten(2))
         return projected
+
+
+def _turned(x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    if cos is None:
+        return x
+    turned: Tensor = rope(x, cos, sin, 0, False)
+    return turned
+
+
+def _normed_and_turned(x: Tensor, norm: RmsNorm, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    return _turned(norm(x), cos, sin)

@@ -17,6 +17,7 @@ from flopwright.models.cache import LayerCache
 from flopwright.models.norm.module import RmsNorm
 from flopwright.models.projection.module import Projection
 from flopwright.models.rotary import RotaryTable
+from flopwright.models.saving import region
 from flopwright.spec.model import MlaAttention
 
 
@@ -70,7 +71,7 @@ class LatentAttention(nn.Module):
         latent, key = self.kv_a_proj_with_mqa(x).split(
             (spec.kv_lora_rank, spec.qk_rope_head_dim), -1
         )
-        latent = self.kv_a_layernorm(latent)
+        latent = region("norm", self.kv_a_layernorm, latent)
         if cache is not None:
             shared = rope(key.unsqueeze(2), cos, sin, 0, True).squeeze(2)
             held = cache.extend(latent, shared)
@@ -78,20 +79,29 @@ class LatentAttention(nn.Module):
             if start > 0:
                 attend = self._absorbed if self.absorb else self._plain
                 return self._output(attend(q, *held))
-        kv = self.kv_b_proj(latent).view(*x.shape[:-1], spec.num_heads, -1)
-        k, v = mla_key_value(kv, key, cos, sin, spec.qk_nope_head_dim)
-        out, _ = attention(q, k, v, self.scale)
+        k, v = region("mla_up", self._keys_values, latent, key, cos, sin)
+        out, _ = region("core_attn", attention, q, k, v, self.scale, keep=1)
         return self._output(out)
 
     def _queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Returns [B, S, H, nope + rope], the rotary part turned."""
         if self.spec.q_lora_rank is None:
-            q = self.q_proj(x)
-        else:
-            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        heads = q.view(*x.shape[:-1], self.spec.num_heads, -1)
+            return region("mla_up", self._raised, x, self.q_proj, cos, sin)
+        latent = region("norm", self.q_a_layernorm, self.q_a_proj(x))
+        return region("mla_up", self._raised, latent, self.q_b_proj, cos, sin)
+
+    def _raised(self, x: Tensor, up: Projection, cos: Tensor, sin: Tensor) -> Tensor:
+        heads = up(x).view(*x.shape[:-1], self.spec.num_heads, -1)
         turned: Tensor = rope(heads, cos, sin, self.spec.qk_nope_head_dim, True)
         return turned
+
+    def _keys_values(
+        self, latent: Tensor, key: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the keys [B, S, H, nope + rope] and values [B, S, H, V] of all heads."""
+        kv = self.kv_b_proj(latent).view(*latent.shape[:-1], self.spec.num_heads, -1)
+        k, v = mla_key_value(kv, key, cos, sin, self.spec.qk_nope_head_dim)
+        return k, v
 
     def _output(self, out: Tensor) -> Tensor:
         projected: Tensor = self.o_proj(out.flatten(2))

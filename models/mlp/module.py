@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 from flopwright.kernels.swiglu.op import swiglu
 from flopwright.models.projection.module import Projection
+from flopwright.models.saving import narrow, region
+
+# Recompute groups of the activation between the matrices.
+ACTIVATION: Final = ("swiglu", "act")
 
 
 class FeedForward(nn.Module):
@@ -35,8 +39,13 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns a tensor like x."""
         if self.kind == "swiglu":
-            inner = swiglu(self.gate_proj(x), self.up_proj(x))
+            gate, up = narrow(self.gate_proj(x)), narrow(self.up_proj(x))
+            inner = region(ACTIVATION, swiglu, gate, up)
         else:
-            inner = F.gelu(self.up_proj(x), approximate="tanh")
+            inner = region(ACTIVATION, _gelu, narrow(self.up_proj(x)))
         out: Tensor = self.down_proj(inner)
         return out
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")

@@ -5,6 +5,8 @@ T tokens of this rank, k choices a token, E experts, M width of an expert.
 
 from __future__ import annotations
 
+from typing import Any, Final, Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -12,9 +14,14 @@ from flopwright.kernels.grouped_gemm.op import grouped_gemm
 from flopwright.kernels.moe_permute.op import permute, sort_by_expert, unpermute
 from flopwright.kernels.swiglu.op import swiglu_packed
 from flopwright.models.mlp.module import FeedForward
-from flopwright.models.moe.dispatch import Dispatcher, LocalDispatch
+from flopwright.models.moe.dispatch import Dispatched, Dispatcher, LocalDispatch
 from flopwright.models.moe.router import Router
+from flopwright.models.saving import drops, narrow, region, remembered, running_again
 from flopwright.spec.model import ModelSpec
+
+# Recompute groups of the activation between the experts' matrices.
+ACTIVATION: Final = ("swiglu", "moe_act")
+DOWN: Final = "moe_down"  # the recompute group of the experts' results
 
 
 class Experts(nn.Module):
@@ -42,10 +49,20 @@ class Experts(nn.Module):
             torch.empty(local, hidden, width, dtype=dtype, device=device)
         )
 
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Returns results [N, hidden] for rows grouped by local expert, `counts` rows each."""
-        inner = swiglu_packed(grouped_gemm(rows, self.gate_up_proj, counts))
-        results: Tensor = grouped_gemm(inner, self.down_proj, counts)
+    def forward(
+        self, rows: Tensor, counts: Tensor, part: Literal["all", "inner", "down"] = "all"
+    ) -> Tensor:
+        """Returns results [N, hidden] for rows grouped by local expert, `counts` rows each.
+
+        Args:
+            part: "inner" ends with the activation [N, width], "down" begins with it.
+        """
+        if part != "down":
+            gate_up = narrow(grouped_gemm(narrow(rows), self.gate_up_proj, counts))
+            rows = region(ACTIVATION, swiglu_packed, gate_up)
+        if part == "inner":
+            return rows
+        results: Tensor = grouped_gemm(rows, self.down_proj, counts)
         return results
 
 
@@ -94,19 +111,33 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns the weighted sum of each token's experts, plus the shared ones."""
         tokens = x.reshape(-1, x.shape[-1])
-        choices, weights = self.gate(tokens, self.routing_replay, x.shape[0])
+        replay = remembered(self.routing_replay)
+        choices, weights = self.gate(tokens, replay, x.shape[0])
         order, place, counts = sort_by_expert(choices, self.spec.num_experts)
         self._record(choices, counts)
         sent = permute(tokens, order, place, self.spec.top_k)
         arrived = self.dispatcher.dispatch(sent, counts)
-        results = self.experts(arrived.rows, arrived.counts)
-        returned = self.dispatcher.combine(results, arrived.handle)
+        returned = self._results(arrived)
         routed: Tensor = unpermute(returned, weights, order, place).view(x.shape)
         if self.shared_experts is not None:
-            routed = routed + self.shared_experts(x)
+            routed = routed + region("shared_experts", self.shared_experts, x)
         return routed
 
+    def _results(self, arrived: Dispatched) -> Tensor:
+        """Returns the experts' results in the order the rows were sent."""
+        rows, counts, handle = arrived.rows, arrived.counts, arrived.handle
+        if not drops(DOWN):
+            return self.dispatcher.combine(self.experts(rows, counts), handle)
+        # Two calls of the module: what shards its weights sees each of them.
+        inner = self.experts(rows, counts, "inner")
+        return region(DOWN, self._down, inner, counts, handle)
+
+    def _down(self, inner: Tensor, counts: Tensor, handle: Any) -> Tensor:
+        return self.dispatcher.combine(self.experts(inner, counts, "down"), handle)
+
     def _record(self, choices: Tensor, counts: Tensor) -> None:
+        if running_again():  # for the backward pass: the forward has recorded it
+            return
         self.last_choices, self.last_loads = choices, counts
         if self.training and torch.is_grad_enabled():
             self.loads = counts.clone() if self.loads is None else self.loads + counts

@@ -20,6 +20,7 @@ from flopwright.models.moe.module import MixtureOfExperts
 from flopwright.models.norm.module import NORMS
 from flopwright.models.projection.module import Projection
 from flopwright.models.rotary import RotaryTable
+from flopwright.models.saving import layer_region, region
 from flopwright.models.transformer.init import init_weights_ as init_weights_
 from flopwright.spec.model import MlaAttention, ModelSpec
 from flopwright.spec.parameters import EMBEDDING_LAYER
@@ -42,8 +43,10 @@ class Layer(nn.Module):
             cache: what attention keeps of the positions before `start`; x's are added.
             start: position of the first state in x.
         """
-        x = x + self.self_attn(self.input_layernorm(x), cache, start)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.self_attn(region("norm", self.input_layernorm, x), cache, start)
+        normed = region("norm", self.post_attention_layernorm, x)
+        block = "moe" if isinstance(self.mlp, MixtureOfExperts) else "mlp"
+        out: Tensor = x + region(block, self.mlp, normed)
         return out
 
 
@@ -116,7 +119,7 @@ class Stage(nn.Module):
         """Returns the logits [batch, seq, vocabulary] of hidden states."""
         assert self.model.norm is not None
         assert self.lm_head is not None
-        logits: Tensor = self.lm_head(self.model.norm(x))
+        logits: Tensor = self.lm_head(region("norm", self.model.norm, x))
         return logits
 
     def make_cache(self, batch: int, capacity: int) -> KvCache:
@@ -137,8 +140,9 @@ class Stage(nn.Module):
         start = 0 if cache is None else cache.advance(x.shape[1])
         if self.has_embedding:
             x = self.embed(x, start)
-        for number, block in self.model.layers.items():
-            x = block(x, None if cache is None else cache.layers[int(number)], start)
+        for place, (number, block) in enumerate(self.model.layers.items()):
+            held = None if cache is None else cache.layers[int(number)]
+            x = layer_region(place, block, x, held, start)
         return self.head(x) if self.has_head else x
 
 

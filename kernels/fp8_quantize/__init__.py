@@ -1,0 +1,1 @@
+"""FP8 storage of activations."""

@@ -1,0 +1,48 @@
+"""E4M3 numbers with one scale a tile of 1 x 128 (arXiv 2412.19437, 3.3), in plain torch.
+
+Tiles lie along the last dimension and end with it, so that a row's numbers do not depend on
+the rows beside it: any split of the rows over ranks narrows them alike.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TILE: Final = 128
+LARGEST: Final = 448.0  # of E4M3 (arXiv 2209.05433, table 1)
+_SMALLEST_SCALE: Final = 2.0**-100  # a tile of zeros has some scale too
+
+
+def tiles(width: int) -> int:
+    """Returns the tiles of a row."""
+    return -(-width // TILE)
+
+
+def _tiled(x: Tensor) -> Tensor:
+    """Returns x as [..., tiles, 128], zeros behind its end."""
+    width = x.shape[-1]
+    padded = F.pad(x, (0, tiles(width) * TILE - width))
+    return padded.reshape(*x.shape[:-1], tiles(width), TILE)
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (numbers like x in float8_e4m3fn, scales [..., tiles] in fp32).
+
+    The scale of a tile is its largest magnitude over 448; numbers are rounded to nearest even.
+    """
+    wide = _tiled(x.to(torch.float64) if x.dtype == torch.float64 else x.float())
+    scales = (wide.abs().amax(-1) / LARGEST).float().clamp_min(_SMALLEST_SCALE)
+    scaled = (wide / scales.unsqueeze(-1).to(wide.dtype)).clamp(-LARGEST, LARGEST)
+    numbers = scaled.flatten(-2)[..., : x.shape[-1]]
+    return numbers.to(torch.float8_e4m3fn), scales
+
+
+def dequantize(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns numbers times scales in `dtype`; the product is made in fp32 or wider."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    product = _tiled(numbers.to(wide)) * scales.unsqueeze(-1).to(wide)
+    return product.flatten(-2)[..., : numbers.shape[-1]].contiguous().to(dtype)
