@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EXIT_DOES_NOT_FIT = 1
 _FIX = "Fix a field"
+_PHASES = "Phases of a run"
 
 
 def plan(
@@ -49,6 +50,25 @@ def plan(
         bool | None,
         typer.Option("--optimizer-offload/--no-optimizer-offload", rich_help_panel=_FIX),
     ] = None,
+    whole_run: Annotated[
+        bool,
+        typer.Option(
+            "--whole-run",
+            help="Plan every phase; what the whole run takes.",
+            rich_help_panel=_PHASES,
+        ),
+    ] = False,
+    restart: Annotated[
+        str | None,
+        typer.Option(
+            help="Time between two phases of different splits, e.g. 20min.",
+            rich_help_panel=_PHASES,
+        ),
+    ] = None,
+    phase: Annotated[
+        str | None,
+        typer.Option(help="Plan this phase of the scenario.", rich_help_panel=_PHASES),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Search every plan of a scenario: does it fit, how fast, how dear, and what binds it.
@@ -74,11 +94,59 @@ def plan(
         "optimizer_offload": optimizer_offload,
     }
     given = {name: value for name, value in fixed.items() if value is not None}
-    _run(scenario, out, rank, max(top, rank), calibration, given, as_json)
+    _check_phases(given, phase, restart, whole_run=whole_run, ranked=rank > 1)
+    if whole_run:
+        _plan_phases(scenario, out, calibration, restart, as_json)
+        return
+    _run(scenario, phase, out, rank, max(top, rank), calibration, given, as_json)
+
+
+def _check_phases(
+    fixed: dict[str, int | str | bool],
+    phase: str | None,
+    restart: str | None,
+    *,
+    whole_run: bool,
+    ranked: bool,
+) -> None:
+    """Refuses options that a whole run, or one phase, has no use for."""
+    from flopwright.errors import InputError, Violation
+
+    found = []
+    if restart is not None and not whole_run:
+        found.append(Violation(field="--restart", rule="goes with --whole-run only"))
+    given = [*fixed, *(["phase"] if phase is not None else []), *(["rank"] if ranked else [])]
+    if whole_run and given:
+        rule = "each phase has a search of its own"
+        fix = "leave it out, or plan one phase with --phase"
+        found += [Violation(field=name, rule=rule, nearest_fix=fix) for name in given]
+    if found:
+        raise InputError(found)
+
+
+def _plan_phases(
+    name: str, out: Path | None, calibration_name: str | None, restart: str | None, as_json: bool
+) -> None:
+    from flopwright.cli._whole_run_view import plan_whole_run
+    from flopwright.spec.load import load_scenario
+
+    scenario = load_scenario(name)
+    _check_target(out)
+    calibration = _calibration(calibration_name, scenario)
+    plan_whole_run(scenario, calibration, restart=restart, out=out, as_json=as_json)
+
+
+def _calibration(name: str | None, scenario: Scenario) -> Calibration:
+    from flopwright.simulator.calibration.files import default_calibration, load_calibration
+
+    if name is not None:
+        return load_calibration(name)
+    return default_calibration(scenario.cluster.node.gpu)
 
 
 def _run(
     name: str,
+    phase: str | None,
     out: Path | None,
     rank: int,
     top: int,
@@ -88,18 +156,16 @@ def _run(
 ) -> None:
     from flopwright.cli import _plan_view as view
     from flopwright.cli._console import console_of
+    from flopwright.plan.phases import phase_of
     from flopwright.planner.explain import binding_constraint
     from flopwright.planner.whole_run import whole_run
-    from flopwright.simulator.calibration.files import default_calibration, load_calibration
     from flopwright.spec.load import load_scenario
 
     scenario = load_scenario(name)
+    if phase is not None:
+        scenario = phase_of(scenario, phase).scenario
     _check_target(out)
-    calibration = (
-        load_calibration(calibration_name)
-        if calibration_name is not None
-        else default_calibration(scenario.cluster.node.gpu)
-    )
+    calibration = _calibration(calibration_name, scenario)
     result = _search(scenario, calibration, top, fixed, quiet=as_json)
     chosen = _choose(result, rank)
     run = None if chosen is None else whole_run(scenario, chosen.prediction)
@@ -177,24 +243,11 @@ def _check_target(out: Path | None) -> None:
 
 
 def _write(scenario: Scenario, chosen: RankedPlan, out: Path) -> None:
-    from flopwright.plan.file import PredictedStep
+    from flopwright.planner.predicted import predicted_step
     from flopwright.simulator.calibration.files import write_atomically
     from flopwright.spec.load import dump_yaml, make_plan_file
-    from flopwright.units import format_bytes, format_seconds
 
-    prediction = chosen.prediction
-    interval = prediction.step_time_interval
-    # Quantities are text with a unit wherever a file is written.
-    predicted = PredictedStep.model_validate(
-        {
-            "step_time": format_seconds(prediction.metrics.step_time_s),
-            "interval80_low": format_seconds(interval.low),
-            "interval80_high": format_seconds(interval.high),
-            "peak_memory": format_bytes(prediction.metrics.peak_memory_bytes),
-            "provenance": prediction.provenance,
-            "calibration_id": prediction.calibration_id,
-        }
-    )
+    predicted = predicted_step(chosen.prediction)
     record = make_plan_file(scenario, chosen.plan, chosen.plan.label(), predicted)
     header = f"{scenario.name}: {chosen.plan.label()}\nrun it with: flopwright run {out.name}"
     write_atomically(out, dump_yaml(record, header))

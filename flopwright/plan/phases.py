@@ -7,17 +7,21 @@ phases. Its model is the run's with that phase's scaling of positions; the weigh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import Field
 
 from flopwright.errors import InputError, Violation, did_you_mean
-from flopwright.plan.file import PredictedStep
+from flopwright.plan.file import PlanFile, PredictedStep
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.spec.base import Spec
+from flopwright.spec.load import make_plan_file
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.scenario import Scenario
+from flopwright.spec.validate import validate
 from flopwright.spec.workload import FIRST_PHASE, Workload
+from flopwright.spec.yaml_lines import read_yaml
 
 RUN_SCHEMA_VERSION: Final = 1
 
@@ -43,7 +47,7 @@ class RunPlan(Spec):
 
     Attributes:
         scenario: the run's, with all its phases; `phases_of` makes each phase's.
-        restart_s: time between two phases of different splits that was counted.
+        phases: one for each phase of the scenario, by the same names.
     """
 
     schema_version: Literal[1] = RUN_SCHEMA_VERSION
@@ -51,6 +55,54 @@ class RunPlan(Spec):
     scenario_hash: str
     scenario: Scenario
     phases: tuple[PhasePlan, ...] = Field(min_length=1)
+
+
+def load_run_plan(path: str | Path) -> RunPlan:
+    """Returns the plan of a whole run, held against its own contents.
+
+    Raises:
+        InputError: unreadable or invalid file, a hash that does not match, or other phases
+            than the scenario has.
+    """
+    document = read_yaml(Path(path))
+    plan = validate(RunPlan, document)
+    found, actual = [], plan.scenario.content_hash()
+    if plan.scenario_hash != actual:
+        found.append(
+            Violation(
+                field="scenario_hash",
+                value=plan.scenario_hash,
+                rule="does not match the contents of the file",
+                nearest_fix=f"the contents hash to {actual}; make the plan again",
+                file=str(path),
+                line=document.line_of(("scenario_hash",)),
+            )
+        )
+    names = [phase.name for phase in phases_of(plan.scenario)]
+    if [phase.name for phase in plan.phases] != names:
+        found.append(
+            Violation(
+                field="phases",
+                rule=f"must be the scenario's, in order: {', '.join(names)}",
+                file=str(path),
+                line=document.line_of(("phases",)),
+            )
+        )
+    if found:
+        raise InputError(found)
+    return plan
+
+
+def plan_of_phase(run: RunPlan, name: str) -> PlanFile:
+    """Returns the plan file of one phase, as if it had been planned alone.
+
+    Raises:
+        InputError: there is no such phase.
+    """
+    scenario = phase_of(run.scenario, name).scenario
+    chosen = next(phase for phase in run.phases if phase.name == name)
+    label = chosen.parallel.label()
+    return make_plan_file(scenario, chosen.parallel, label, chosen.predicted)
 
 
 def phases_of(scenario: Scenario) -> tuple[Phase, ...]:
