@@ -1,7 +1,8 @@
 """Bytes of tensors by class on this rank, counted by storage: what both interpreters can count.
 
 Activations are what autograd keeps for the backward pass: `saved_tensors_hooks` see every
-saved tensor when it is kept and when it is let go, over one step that is not timed.
+saved tensor when it is kept and when it is let go, over one step that is not timed. What the
+weight gradients of a split backward pass wait for counts with them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+
+from flopwright.kernels.gradients import observing
 
 
 @dataclass(slots=True)
@@ -68,7 +71,8 @@ class _Kept:
 def saved_bytes(modules: Iterable[nn.Module]) -> Iterator[SavedBytes]:
     """Meters what autograd saves inside, the modules' parameters and buffers left out."""
     meter = SavedBytes(frozenset(_addresses(modules)))
-    with torch.autograd.graph.saved_tensors_hooks(meter.keep, lambda kept: kept.tensor):
+    hooks = torch.autograd.graph.saved_tensors_hooks(meter.keep, lambda kept: kept.tensor)
+    with hooks, observing(meter.keep):
         yield meter
 
 

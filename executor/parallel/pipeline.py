@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from flopwright.executor.measure.timers import ActionTimer
 from flopwright.executor.parallel.groups import Groups
 from flopwright.executor.parallel.pipeline_links import Links
-from flopwright.executor.parallel.pipeline_split import Owed, backward, backward_input
+from flopwright.kernels.gradients import OwedGradients, deferring
 from flopwright.plan.schedules.actions import Action, ActionKind
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -120,7 +120,7 @@ class Runner:
     _edges: dict[Key, GradientEdge] = field(default_factory=dict)
     _gradients: dict[Key, Tensor] = field(default_factory=dict)
     _leaving: dict[tuple[ActionKind, Key], Tensor] = field(default_factory=dict)
-    _owed: dict[Key, Owed] = field(default_factory=dict)
+    _owed: dict[Key, OwedGradients] = field(default_factory=dict)
     _losses: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -179,17 +179,13 @@ class Runner:
     def _backward(self, action: Action) -> None:
         key = (action.chunk, action.microbatch)
         with self.parts.around.backward(*key):
-            backward(self._edges.pop(key), self._gradient(key))
+            torch.autograd.backward((self._edges.pop(key),), (self._gradient(key),))
         self._hand_back(key)
 
     def _backward_input(self, action: Action) -> None:
-        key = (action.chunk, action.microbatch)
-        weights = [p for p in self.parts.chunks[action.chunk].parameters() if p.requires_grad]
-        with self.parts.around.backward(*key):
-            self._owed[key] = backward_input(
-                self._edges.pop(key), self._gradient(key), self._inputs.get(key), weights
-            )
-        self._hand_back(key)
+        with deferring() as owed:
+            self._backward(action)
+        self._owed[action.chunk, action.microbatch] = owed
 
     def _backward_weight(self, action: Action) -> None:
         key = (action.chunk, action.microbatch)

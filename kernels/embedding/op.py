@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from flopwright.kernels.gradients import weight_gradient
 
 
 @torch.library.custom_op("flopwright::embedding", mutates_args=())
@@ -24,12 +27,15 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.vocab = inputs[1].shape[0]
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None]:
     (tokens,) = ctx.saved_tensors
-    grad_weight: Tensor = torch.ops.aten.embedding_dense_backward(
-        grad, tokens, ctx.vocab, -1, False
-    )
-    return None, grad_weight
+    compute = partial(_weight_gradient, vocab=ctx.vocab)
+    return None, weight_gradient(ctx, 1, compute, grad, tokens)
+
+
+def _weight_gradient(grad: Tensor, tokens: Tensor, vocab: int) -> Tensor:
+    out: Tensor = torch.ops.aten.embedding_dense_backward(grad, tokens, vocab, -1, False)
+    return out
 
 
 embedding.register_autograd(_backward, setup_context=_setup)

@@ -6,10 +6,13 @@ experts: on a CPU that is as quick, and it works in float64.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from flopwright.kernels.gradients import weight_gradient
 
 
 def _grouped(x: Tensor) -> bool:
@@ -26,11 +29,8 @@ def grouped_gemm(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     if _grouped(x):
         return torch._grouped_mm(x, weight.transpose(1, 2), offs=_offsets(counts))
     y = x.new_empty(x.shape[0], weight.shape[1])
-    start = 0
-    for expert, rows in enumerate(counts.tolist()):
-        if rows:
-            torch.mm(x[start : start + rows], weight[expert].t(), out=y[start : start + rows])
-        start += rows
+    for expert, part in _parts(counts):
+        torch.mm(x[part], weight[expert].t(), out=y[part])
     return y
 
 
@@ -39,40 +39,59 @@ def _(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
-@torch.library.custom_op("flopwright::grouped_gemm_backward", mutates_args=())
-def grouped_gemm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, counts: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of x and of weight; experts without rows get zero."""
-    grad = grad.contiguous()
-    if _grouped(x):
-        offsets = _offsets(counts)
-        grad_x = torch._grouped_mm(grad, weight, offs=offsets)
-        return grad_x, torch._grouped_mm(grad.t(), x, offs=offsets)
-    grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
+@torch.library.custom_op("flopwright::grouped_gemm_input_gradient", mutates_args=())
+def grouped_gemm_input_gradient(grad: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Returns the gradient of x [N, in]."""
+    if _grouped(grad):
+        return torch._grouped_mm(grad.contiguous(), weight, offs=_offsets(counts))
+    grad_x = grad.new_empty(grad.shape[0], weight.shape[2])
+    for expert, part in _parts(counts):
+        torch.mm(grad[part], weight[expert], out=grad_x[part])
+    return grad_x
+
+
+@grouped_gemm_input_gradient.register_fake
+def _(grad: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    return grad.new_empty((grad.shape[0], weight.shape[2]))
+
+
+@torch.library.custom_op("flopwright::grouped_gemm_weight_gradient", mutates_args=())
+def grouped_gemm_weight_gradient(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
+    """Returns the gradient of weight [E, out, in]; experts without rows get zero."""
+    if _grouped(grad):
+        return torch._grouped_mm(grad.contiguous().t(), x, offs=_offsets(counts))
+    grad_weight = grad.new_zeros(len(counts), grad.shape[1], x.shape[1])
+    for expert, part in _parts(counts):
+        torch.mm(grad[part].t(), x[part], out=grad_weight[expert])
+    return grad_weight
+
+
+@grouped_gemm_weight_gradient.register_fake
+def _(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
+    return grad.new_empty((len(counts), grad.shape[1], x.shape[1]))
+
+
+def _parts(counts: Tensor) -> Iterator[tuple[int, slice]]:
+    """Yields each expert that has rows, and where they are."""
     start = 0
     for expert, rows in enumerate(counts.tolist()):
-        part = slice(start, start + rows)
         if rows:
-            torch.mm(grad[part], weight[expert], out=grad_x[part])
-            torch.mm(grad[part].t(), x[part], out=grad_weight[expert])
-        else:
-            grad_weight[expert].zero_()
+            yield expert, slice(start, start + rows)
         start += rows
-    return grad_x, grad_weight
-
-
-@grouped_gemm_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    grad_x, grad_weight = grouped_gemm_backward(grad, *ctx.saved_tensors)
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x, weight, counts = ctx.saved_tensors
+    need_x, need_weight, _ = ctx.needs_input_grad
+    grad_x = grad_weight = None
+    if need_x:
+        grad_x = grouped_gemm_input_gradient(grad, weight, counts)
+    if need_weight:
+        grad_weight = weight_gradient(ctx, 1, grouped_gemm_weight_gradient, grad, x, counts)
     return grad_x, grad_weight, None
 
 

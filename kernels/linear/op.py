@@ -5,11 +5,13 @@ CPU and CUDA both run the library's matrix product.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flopwright.kernels.gradients import weight_gradient
 from flopwright.kernels.linear import reference
 
 
@@ -40,11 +42,19 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Ten
     if need_x:
         grad_x = (rows @ weight.to(rows.dtype)).to(x.dtype).reshape(x.shape)
     if need_weight:
-        x_rows = x.reshape(-1, x.shape[-1]).to(rows.dtype)
-        grad_weight = (rows.t() @ x_rows).to(weight.dtype)
+        compute = partial(_weight_gradient, dtype=weight.dtype)
+        grad_weight = weight_gradient(ctx, 1, compute, rows, x)
     if need_bias:
-        grad_bias = rows.sum(0).to(ctx.bias_dtype)
+        grad_bias = weight_gradient(ctx, 2, partial(_bias_gradient, dtype=ctx.bias_dtype), rows)
     return grad_x, grad_weight, grad_bias, None
+
+
+def _bias_gradient(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    return rows.sum(0).to(dtype)
+
+
+def _weight_gradient(rows: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return (rows.t() @ x.reshape(-1, x.shape[-1]).to(rows.dtype)).to(dtype)
 
 
 linear.register_autograd(_backward, setup_context=_setup)

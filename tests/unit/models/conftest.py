@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -58,13 +58,20 @@ def _grouped(x: Tensor, weight: Tensor, counts: Tensor) -> None:
     grouped_reference.grouped_gemm(x, weight, _any_counts(counts, x.shape[0]))
 
 
-def _grouped_backward(grad: Tensor, x: Tensor, weight: Tensor, counts: Tensor) -> None:
-    counts = _any_counts(counts, x.shape[0])
-    start = 0
-    for expert, rows in enumerate(counts.tolist()):
-        part = slice(start, start + rows)
+def _grouped_input_gradient(grad: Tensor, weight: Tensor, counts: Tensor) -> None:
+    for expert, part in _parts(grad, counts):
         grad[part] @ weight[expert]
+
+
+def _grouped_weight_gradient(grad: Tensor, x: Tensor, counts: Tensor) -> None:
+    for _, part in _parts(grad, counts):
         grad[part].t() @ x[part]
+
+
+def _parts(grad: Tensor, counts: Tensor) -> Iterator[tuple[int, slice]]:
+    start = 0
+    for expert, rows in enumerate(_any_counts(counts, grad.shape[0]).tolist()):
+        yield expert, slice(start, start + rows)
         start += rows
 
 
@@ -73,7 +80,8 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
     "attention": _causal_attention,
     "attention_backward": _causal_attention_backward,
     "grouped_gemm": _grouped,
-    "grouped_gemm_backward": _grouped_backward,
+    "grouped_gemm_input_gradient": _grouped_input_gradient,
+    "grouped_gemm_weight_gradient": _grouped_weight_gradient,
 }
 
 
