@@ -29,10 +29,10 @@ from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.training.blocks import price_blocks, shard_combos
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.evaluate import group_costs, same_pipeline
-from flopwright.simulator.training.program import program_of
-from flopwright.simulator.training.replay import Durations, replay_step_seconds
-from flopwright.simulator.training.schedule_rules import paired, reduces, reduces_by_chunk
+from flopwright.simulator.training.replay import Durations
+from flopwright.simulator.training.schedule_rules import reduces, reduces_by_chunk
 from flopwright.simulator.training.stages import PipelineCosts
+from flopwright.simulator.training.waves import many_step_seconds
 from flopwright.spec.scenario import Scenario
 
 BATCH: Final = 64
@@ -66,30 +66,26 @@ def replayed_step_times(
     combos = shard_combos(candidates)
     blocks = price_blocks(scenario, combos, calibration)
     parts: dict[tuple[int, ...], list[tuple[Ints, PipelineCosts]]] = {}
-    keys = _program_keys(candidates, scenario)
+    keys = _list_keys(candidates, scenario)
     for same in same_pipeline(candidates):
         for key in np.unique(keys[same], axis=0):
             index = same[(keys[same] == key).all(axis=1)]
             costs = group_costs(scenario, candidates, combos, blocks, calibration, index)
             parts.setdefault(tuple(int(k) for k in key), []).append((index, costs))
     out = np.zeros(len(candidates))
-    for key, members in parts.items():
+    for members in parts.values():
         index = np.concatenate([i for i, _ in members])
-        program = program_of(candidates.plan(int(index[0])), key[-1])
-        out[index] = replay_step_seconds(program, _durations([c for _, c in members]))
+        plan = candidates.plan(int(index[0]))
+        durations = _durations([c for _, c in members])
+        out[index] = many_step_seconds(plan, durations, scenario.workload.global_batch_size)
     return out
 
 
-def _program_keys(candidates: Candidates, scenario: Scenario) -> Ints:
-    """Returns what decides how a candidate's list is timed, (C, 7), micro-batches last.
-
-    What is made again before a backward takes its time wherever it stands, but not inside a
-    pair.
-    """
+def _list_keys(candidates: Candidates, scenario: Scenario) -> Ints:
+    """Returns what decides a candidate's list, as far as it takes time, (C, 6)."""
     c = candidates
-    again = paired(c) & (c.recompute > 0)
     microbatches = c.num_microbatches(scenario.workload.global_batch_size)
-    same = (c.schedule, c.pp, c.vpp, reduces(c), reduces_by_chunk(c), again, microbatches)
+    same = (c.schedule, c.pp, c.vpp, reduces(c), reduces_by_chunk(c), microbatches)
     return np.stack(same, axis=1)
 
 

@@ -94,7 +94,7 @@ class Program:
     reduction: the gradient norm is summed over all ranks.
 
     Attributes:
-        codes: the entries in numbers, in their order.
+        actions: the entries' actions, in their order; codes: the entries in numbers.
         lanes: links and copy engines that entries use.
         pairs: (row of the first, row of the second half) of each row that is a pair; these
             rows come after all others.
@@ -103,11 +103,16 @@ class Program:
 
     num_stages: int
     num_chunks: int
-    entries: tuple[Entry, ...]
+    actions: tuple[Action, ...]
     codes: tuple[Code, ...]
     lanes: tuple[Lane, ...]
     pairs: tuple[tuple[int, int], ...]
     reductions: tuple[int, ...]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The actions, each with the stage whose list it stands in."""
+        return tuple(Entry(c.stage, a) for c, a in zip(self.codes, self.actions, strict=True))
 
     @property
     def num_rows(self) -> int:

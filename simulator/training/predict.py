@@ -140,11 +140,10 @@ def _comm(classes: Classes, column: int) -> Array | None:
 
 def _critical_stage(program: Program, timeline: Timeline, pp: int) -> int:
     """Returns the stage that works longest: what it waits for is the pipeline's idle time."""
-    busy = np.zeros(pp)
-    for entry, start, end in zip(program.entries, timeline.start_s, timeline.end_s, strict=True):
-        if entry.action.peer < 0:
-            busy[entry.stage] += end - start
-    return int(busy.argmax())
+    stage = np.array([c.stage for c in program.codes])
+    own = np.array([a.peer < 0 for a in program.actions])
+    seconds = (timeline.end_s - timeline.start_s)[own]
+    return int(np.bincount(stage[own], weights=seconds, minlength=pp).argmax())
 
 
 def _provenance(calibration: Calibration, assumptions: tuple[str, ...]) -> Provenance:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Final
 
@@ -56,6 +59,7 @@ _COMPUTE: Final = int(Op.COMPUTE)
 _LANE: Final = int(Op.LANE)
 _RECEIVE: Final = int(Op.RECEIVE)
 _SEND_ROWS: Final = int(Family.SEND)
+_NEW: Final = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
 def program_of(plan: ParallelPlan, num_microbatches: int) -> Program:
@@ -77,7 +81,8 @@ def program_of(plan: ParallelPlan, num_microbatches: int) -> Program:
 
 @lru_cache(maxsize=64)
 def _program(plan: ParallelPlan, num_microbatches: int) -> Program:
-    return merge(lower(plan, num_microbatches))
+    with _without_collector():
+        return merge(lower(plan, num_microbatches))
 
 
 def merge(lists: Lists) -> Program:
@@ -92,14 +97,25 @@ def merge(lists: Lists) -> Program:
     while moved:
         moved = False
         for stage, actions in enumerate(lists):
-            while position[stage] < len(actions) and builder.ready(actions[position[stage]]):
-                builder.add(stage, actions[position[stage]])
-                position[stage] += 1
-                moved = True
+            before = position[stage]
+            position[stage] = builder.add_from(stage, actions, before)
+            moved = moved or position[stage] > before
     if any(p < len(a) for p, a in zip(position, lists, strict=True)):
         stuck = [str(a[p]) for p, a in zip(position, lists, strict=True) if p < len(a)]
         raise ValueError(f"the lists of actions wait for each other: {', '.join(stuck)}")
     return builder.program()
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keeps Python from looking for garbage among hundreds of thousands of fresh tuples."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _Key = tuple[ActionKind, int, int]
@@ -117,11 +133,11 @@ class _Builder:
 
     def __init__(self, num_stages: int, num_chunks: int) -> None:
         self._stages, self._chunks = num_stages, num_chunks
-        self._entries: list[Entry] = []
+        self._actions: list[Action] = []
         self._codes: list[Code] = []
         self._lanes: dict[Lane, int] = {}
+        self._sends: dict[tuple[int, int], int] = {}  # lanes by stage and peer
         self._pairs: dict[tuple[int, int], int] = {}
-        self._places = [0] * num_stages
         self._open = [-1] * num_stages  # the first half of a pair
         self._done: dict[_Key, int] = {}
         self._special = False  # whether compute may have to wait for more than its stage
@@ -129,23 +145,42 @@ class _Builder:
         self._reduced: list[tuple[int, ...]] = [()] * num_stages
         self._left: list[tuple[int, ...]] = [()] * num_stages  # a stage's last two OFFLOADs
 
-    def ready(self, action: Action) -> bool:
-        """Returns whether what the action waits for has been added."""
-        kind = _RECV_OF.get(action.kind)
-        return kind is None or (kind, action.chunk, action.microbatch) in self._done
+    def add_from(self, stage: int, actions: tuple[Action, ...], place: int) -> int:
+        """Adds a stage's actions from `place` on; returns where one waits that is to come."""
+        done, codes, added = self._done, self._codes, self._actions
+        for action in actions[place:] if place else actions:
+            kind, chunk, microbatch = action[:3]
+            plain = _PLAIN.get(kind)
+            if plain is not None and not action[5] and not self._special:
+                row = plain * self._chunks + chunk
+                codes.append(_NEW(Code, (_COMPUTE, stage, place, -1, row, (), -1)))
+            elif (send := _RECV_OF.get(kind)) is not None:
+                came = done.get((send, chunk + _TRAVEL[kind][1], microbatch))
+                if came is None:
+                    return place
+                codes.append(_NEW(Code, (_RECEIVE, stage, place, -1, -1, (came,), -1)))
+            elif kind in _TRAVEL:
+                self._send(stage, action, place)
+            else:
+                self._add(stage, action, place)
+            added.append(action)
+            place += 1
+        return place
 
-    def add(self, stage: int, action: Action) -> None:
-        """Adds an action of a stage's list."""
-        index = len(self._entries)
-        plain = _PLAIN.get(action.kind)
-        if plain is not None and not action.overlaps and not self._special:
-            row = plain * self._chunks + action.chunk
-            self._append(stage, action, Code(_COMPUTE, stage, self._places[stage], -1, row, ()))
-            return
-        travel = _TRAVEL.get(action.kind)
-        if travel is not None:
-            self._transfer(stage, action, travel)
-            return
+    def _send(self, stage: int, action: Action, place: int) -> None:
+        """Adds a send. A gradient travels back over the hop of its forward."""
+        kind, chunk, microbatch, peer = action[:4]
+        self._done[kind, chunk + _TRAVEL[kind][1], microbatch] = len(self._codes)
+        lane = self._sends.get((stage, peer), -1)
+        if lane < 0:
+            lane = self._lanes.setdefault(Lane("send", stage, peer), len(self._lanes))
+            self._sends[stage, peer] = lane
+        row = _SEND_ROWS * self._chunks + chunk - (kind is ActionKind.SEND_BACKWARD)
+        self._codes.append(_NEW(Code, (_LANE, stage, place, lane, row, (), -1)))
+
+    def _add(self, stage: int, action: Action, place: int) -> None:
+        """Adds what is no transfer and may wait for more than its stage."""
+        index = len(self._codes)
         op, lane = self._op(stage, action)
         row = self._row(stage, action)
         waits, partner = self._waits(stage, action), -1
@@ -156,28 +191,7 @@ class _Builder:
             first = self._codes[partner].row
             row = self._pairs.setdefault((first, row), self._first_pair() + len(self._pairs))
         self._remember(index, stage, action)
-        place = self._places[stage]
-        code = Code(int(op), stage, place, lane, row, waits, partner)
-        self._append(stage, action, code)
-
-    def _transfer(self, stage: int, action: Action, travel: tuple[ActionKind, int]) -> None:
-        """Adds a send or a receive. A gradient travels back over the hop of its forward."""
-        kind, chunk, microbatch, peer = action[:4]
-        key = (travel[0], chunk + travel[1], microbatch)
-        place = self._places[stage]
-        if kind is not travel[0]:
-            code = Code(_RECEIVE, stage, place, -1, -1, (self._done[key],))
-        else:
-            self._done[key] = len(self._entries)
-            lane = self._lanes.setdefault(Lane("send", stage, peer), len(self._lanes))
-            hop = chunk - (kind is ActionKind.SEND_BACKWARD)
-            code = Code(_LANE, stage, place, lane, _SEND_ROWS * self._chunks + hop, ())
-        self._append(stage, action, code)
-
-    def _append(self, stage: int, action: Action, code: Code) -> None:
-        self._entries.append(Entry(stage, action))
-        self._codes.append(code)
-        self._places[stage] += 1
+        self._codes.append(_NEW(Code, (int(op), stage, place, lane, row, waits, partner)))
 
     def program(self) -> Program:
         """Returns what was added."""
@@ -185,7 +199,7 @@ class _Builder:
         return Program(
             self._stages,
             self._chunks,
-            tuple(self._entries),
+            tuple(self._actions),
             tuple(self._codes),
             tuple(self._lanes),
             tuple(self._pairs),
@@ -194,8 +208,8 @@ class _Builder:
 
     def _reductions(self) -> list[int]:
         out = [0] * self._stages
-        for stage, action in self._entries:
-            out[stage] += action.kind is ActionKind.REDUCE_GRADIENTS
+        for code, action in zip(self._codes, self._actions, strict=True):
+            out[code.stage] += action.kind is ActionKind.REDUCE_GRADIENTS
         return out
 
     def _first_pair(self) -> int:

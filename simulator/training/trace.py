@@ -84,8 +84,8 @@ def replica_trace(
     """
     maker = _Maker(program, times, costs, column)
     events: list[TraceEvent] = []
-    for i, entry in enumerate(program.entries):
-        if only_stage is None or only_stage in (entry.stage, entry.action.peer):
+    for i, (code, action) in enumerate(zip(program.codes, program.actions, strict=True)):
+        if only_stage is None or only_stage in (code.stage, action.peer):
             events.extend(maker.of(i))
     events.extend(maker.norm())
     wanted = (e for e in events if only_stage is None or e.rank == only_stage)
@@ -106,7 +106,8 @@ class _Maker:
 
     def of(self, i: int) -> Iterator[TraceEvent]:
         """Yields the events of entry `i`; a pair's stand at its second half."""
-        code, (stage, action) = self._program.codes[i], self._program.entries[i]
+        code, action = self._program.codes[i], self._program.actions[i]
+        stage = code.stage
         start, end = float(self._times.start_s[i]), float(self._times.end_s[i])
         if end <= start or code.op in (Op.RECEIVE, Op.FIRST):
             return
@@ -159,7 +160,7 @@ class _Maker:
         """Yields the work of both halves, one after the other, and their exchanges beside it."""
         program, code = self._program, self._program.codes[i]
         rows = program.pairs[code.row - program.num_rows]
-        halves = [(program.entries[k].action, self._parts[r]) for k, r in
+        halves = [(program.actions[k], self._parts[r]) for k, r in
                   zip((code.partner, i), rows, strict=True)]  # fmt: skip
         exchange = sum(parts.get(_EXCHANGE, 0.0) for _, parts in halves)
         total = sum(sum(parts.values()) for _, parts in halves) - exchange
