@@ -93,6 +93,7 @@ class StepRow:
 
     Attributes:
         peak_memory_bytes: of the fullest rank; None for steps that it was not metered in.
+        logits: under QK-Clip (largest attention logit, heads that were clipped) of the model.
     """
 
     step: int
@@ -103,6 +104,7 @@ class StepRow:
     timed: bool
     peak_memory_bytes: int | None
     traces: tuple[StepTrace, ...]
+    logits: tuple[float, int] | None = None
 
 
 def _collect(
@@ -114,9 +116,13 @@ def _collect(
         if record.loss is not None:
             losses[i] = record.loss.double() / trial.plan.dp
     world.sum_(losses)
-    mine = [sum(trial.memory.values()), [_trace_data(r.trace) for r in records]]
+    mine = [
+        sum(trial.memory.values()),
+        [_trace_data(r.trace) for r in records],
+        [None if r.logits is None else [float(x) for x in r.logits] for r in records],
+    ]
     everyone = gather_bytes(json.dumps(mine).encode(), world, device)
-    peaks, ranks = zip(*map(json.loads, everyone), strict=True)
+    peaks, ranks, logits = zip(*map(json.loads, everyone), strict=True)
     rows = []
     for i, record in enumerate(records):
         traces = tuple(_trace_from(rank[i]) for rank in ranks)
@@ -130,9 +136,18 @@ def _collect(
                 timed=record.timed,
                 peak_memory_bytes=None if record.timed else max(peaks),
                 traces=traces,
+                logits=_logits([rank[i] for rank in logits], trial.groups.dp_cp.size),
             )
         )
     return rows
+
+
+def _logits(ranks: Sequence[list[float] | None], replicas: int) -> tuple[float, int] | None:
+    """Returns (largest, clipped) over the model; `replicas` ranks each count the same heads."""
+    found = [rank for rank in ranks if rank is not None]
+    if not found:
+        return None
+    return max(r[0] for r in found), round(sum(r[1] for r in found) / replicas)
 
 
 def _trace_data(trace: StepTrace) -> list[Any]:
@@ -204,6 +219,8 @@ class _Writer:
             }
             if row.peak_memory_bytes is not None:
                 data["peak_memory_bytes"] = row.peak_memory_bytes
+            if row.logits is not None:
+                data["max_logit"], data["clipped_heads"] = row.logits
             self._steps.write(json.dumps(data) + "\n")
         data = {
             "round": turn.round,

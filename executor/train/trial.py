@@ -19,7 +19,9 @@ from flopwright.executor.parallel.data_parallel.interface import DataParallel, T
 from flopwright.executor.parallel.experts import AllToAllDispatch
 from flopwright.executor.parallel.groups import GroupRegistry, Groups
 from flopwright.executor.parallel.pipeline import Hook, MicroBatch, Runner, StageParts
+from flopwright.executor.parallel.qk_clip import QkClip
 from flopwright.models.moe.module import MixtureOfExperts
+from flopwright.models.optim.muon.layout import matrix_layouts
 from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
 from flopwright.plan.learning_rate import learning_rate_at
 from flopwright.plan.lower import lower
@@ -42,6 +44,7 @@ class StepRecord:
         loss: mean nats a token over this rank's micro-batches; None off the last stage.
         gradient_norm: before clipping, over the whole model, shape ().
         timed: False for the step that memory was metered in.
+        logits: under QK-Clip this rank's (largest attention logit, heads that were clipped).
     """
 
     step: int
@@ -50,6 +53,7 @@ class StepRecord:
     learning_rate: float
     trace: StepTrace
     timed: bool = True
+    logits: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(slots=True)
@@ -71,6 +75,7 @@ class Trial:
     data_parallel: DataParallel
     trainable: Trainable
     runner: Runner = field(init=False)
+    qk_clip: QkClip | None = field(init=False, default=None)
     memory: dict[str, int] = field(default_factory=dict)
     _step: int = 0
     _norm: Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -80,6 +85,9 @@ class Trial:
         microbatches = plan.num_microbatches(self.workload.global_batch_size)
         for block in self.moe_blocks().values():
             block.gate.balance_share = 1.0 / microbatches
+        tau = self.workload.optimizer.qk_clip_tau
+        if tau is not None:
+            self.qk_clip = QkClip(self.chunks.values(), self.trainable, tau)
         self.runner = Runner(
             actions=lower(plan, microbatches)[self.groups.coordinates["pp"]],
             parts=StageParts(
@@ -144,6 +152,7 @@ class Trial:
             learning_rate=learning_rate_at(step, self.workload),
             trace=trace,
             timed=not meter_memory,
+            logits=None if self.qk_clip is None else self.qk_clip.seen,
         )
 
     def _microbatches(self, step: int) -> Sequence[MicroBatch]:
@@ -157,19 +166,23 @@ class Trial:
         ]
 
     def _optimizer_step(self) -> None:
+        if self.qk_clip is not None:
+            self.qk_clip.prepare()
         clip = self.workload.optimizer.gradient_clip
         self._norm = clip_gradients(self.data_parallel, clip, self.groups.world, self.trainable)
         self.data_parallel.step(learning_rate_at(self._step, self.workload))
         self._balance_experts()
 
     def _balance_experts(self) -> None:
-        """Moves the routers' biases by the loads of all data-parallel ranks, in one message."""
+        """Moves the routers' biases by the loads of all tokens of the step, in one message."""
         blocks = [b for b in self.moe_blocks().values() if b.loads is not None]
         if not blocks:
             return
         loads = torch.stack([b.loads for b in blocks if b.loads is not None])
         with self.timer.action("expert_loads", "dp_comm", loads.numel() * 8):
-            self.groups.dp.sum_(loads)
+            self.groups.dp_cp.sum_(loads)
+            if self.plan.sequence_parallel:  # each of these ranks routes tokens of its own
+                self.groups.tp.sum_(loads)
         for block, load in zip(blocks, loads, strict=True):
             block.gate.update_bias_(load)
             block.reset_loads()
@@ -228,6 +241,7 @@ def start_trial(
         optimizer=workload.optimizer,
         precision=workload.precision,
         timer=timer,
+        matrices=matrix_layouts(spec, plan),
     )
     return Trial(
         entry=entry,

@@ -62,8 +62,15 @@ class Precision(Grown):
     frozen_weights: Dtype | None = None
 
 
-class Optimizer(Spec):
-    """The update rule; `muon` treats hidden matrices, AdamW the rest."""
+class Optimizer(Grown):
+    """The update rule; `muon` treats hidden matrices, AdamW the rest.
+
+    Attributes:
+        qk_clip_tau: what no attention logit is to exceed (QK-Clip, arXiv 2507.20534, where it
+            is 100); None: logits are not looked at.
+    """
+
+    later_fields = ("qk_clip_tau",)
 
     kind: Literal["adamw", "muon"] = "adamw"
     weight_decay: NonNegativeFloat = 0.1
@@ -72,6 +79,7 @@ class Optimizer(Spec):
     eps: PositiveFloat = 1e-8
     momentum: float = Field(default=0.95, ge=0, lt=1)
     gradient_clip: PositiveFloat | None = 1.0
+    qk_clip_tau: PositiveFloat | None = None
 
     @property
     def states_per_matrix_weight(self) -> int:

@@ -15,31 +15,34 @@ _BLOCK_ROWS = 256
 
 
 @torch.library.custom_op("flopwright::max_logit", mutates_args=())
-def max_logit(q: Tensor, k: Tensor, scale: float, window: int = 0) -> Tensor:
+def max_logit(q: Tensor, k: Tensor, scale: float, window: int = 0, causal: bool = True) -> Tensor:
     """Returns [H], at least fp32: the maximum of scale * q_i . k_j over the pairs in sight.
 
     Args:
         q: [B, S, H, D]; k: [B, S, G, D], G dividing H.
         window: positions that a query sees, itself included; 0 for all before it.
+        causal: False where every query sees every key.
     """
     heads, dtype = q.shape[2], wide_dtype(q.dtype)
     best = torch.full((heads,), float("-inf"), dtype=dtype, device=q.device)
     for start in range(0, q.shape[1], _BLOCK_ROWS):
         rows = slice(start, min(start + _BLOCK_ROWS, q.shape[1]))
         first = max(0, start - window + 1) if window else 0
-        keys = k[:, first : rows.stop].to(dtype).transpose(1, 2)
+        keys = k[:, first : rows.stop if causal else None].to(dtype).transpose(1, 2)
         queries = q[:, rows].to(dtype).transpose(1, 2)
         # Query heads of a group together, so that a shared key is not copied for each.
         batch, _, length, width = queries.shape
         grouped = queries.reshape(batch, k.shape[2], -1, length, width)
         scores = (grouped @ keys.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
-        hidden = _hidden(rows, first, window, q.device)
-        best = torch.maximum(best, scores.masked_fill(hidden, float("-inf")).amax((0, 2, 3)))
+        if causal:
+            hidden = _hidden(rows, first, window, q.device)
+            scores = scores.masked_fill(hidden, float("-inf"))
+        best = torch.maximum(best, scores.amax((0, 2, 3)))
     return best * scale
 
 
 @max_logit.register_fake
-def _(q: Tensor, k: Tensor, scale: float, window: int = 0) -> Tensor:
+def _(q: Tensor, k: Tensor, scale: float, window: int = 0, causal: bool = True) -> Tensor:
     return q.new_empty((q.shape[2],), dtype=wide_dtype(q.dtype))
 
 

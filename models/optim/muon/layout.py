@@ -7,11 +7,9 @@ from typing import Literal
 
 from flopwright.models.optim.muon.cost import parts_of
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.plan.sharding import tensor_split
+from flopwright.plan.sharding import cuts
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import ParamTensor, parameters
-
-_COLUMNS_CUT = ("o_proj.weight", "down_proj.weight", "down_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +29,14 @@ class MatrixLayout:
 
 def matrix_layouts(spec: ModelSpec, plan: ParallelPlan) -> dict[str, MatrixLayout]:
     """Returns the layout of each tensor that Muon orthogonalises, by name (`is_matrix`)."""
-    return {
-        p.name: MatrixLayout(
-            parts=parts_of(p), axis=_axis(p, plan), dim=int(p.name.endswith(_COLUMNS_CUT))
-        )
-        for p in parameters(spec)
-        if p.is_matrix and p.trainable
-    }
+    return {p.name: _layout(p, plan) for p in parameters(spec) if p.is_matrix and p.trainable}
 
 
-def _axis(param: ParamTensor, plan: ParallelPlan) -> Literal["", "tp", "etp"]:
-    if param.role == "expert":
-        return "etp" if plan.etp > 1 else ""
-    return "tp" if tensor_split(param, plan) > 1 else ""
+def _layout(param: ParamTensor, plan: ParallelPlan) -> MatrixLayout:
+    inside = [c for c in cuts(param, plan) if c.axis != "ep"]  # whole experts stay matrices
+    if not inside:
+        return MatrixLayout(parts=parts_of(param))
+    (cut,) = inside
+    assert cut.axis != "ep"
+    stack = len(param.shape) - 2
+    return MatrixLayout(parts=parts_of(param), axis=cut.axis, dim=cut.dim - stack)

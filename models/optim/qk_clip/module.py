@@ -19,15 +19,22 @@ from torch.utils.hooks import RemovableHandle
 
 from flopwright.errors import InputError, Violation
 from flopwright.kernels.attention.max_logit import max_logit
+from flopwright.models.saving import running_again
 from flopwright.models.transformer.module import Stage
 from flopwright.spec.model import GqaAttention, MlaAttention
 
 TAU: Final = 100.0
 ALPHA: Final = 0.5
+# A block of keys as context parallelism takes them; its last argument says whether it is causal.
+_BLOCK_OP: Final = "flopwright::attention_block"
+_ATTENTION_OPS: Final = frozenset({"flopwright::attention", _BLOCK_OP})
 
 
-class RecordMaxLogits(TorchDispatchMode):
-    """Within it, the attention of a stage's layers leaves each head's largest logit.
+class RecordMaxLogits:
+    """Within it, the attention of stages' layers in training leaves each head's largest logit.
+
+    A dispatch mode sees the attention ops, but only while a layer's attention runs: what else
+    a stage does takes no detour.
 
     Attributes:
         maxima: [heads] at least fp32 by layer number, over all forward passes so far.
@@ -35,21 +42,19 @@ class RecordMaxLogits(TorchDispatchMode):
             tokens, before `clip_`.
     """
 
-    def __init__(self, stage: Stage) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, *stages: Stage) -> None:
         self.maxima: dict[int, Tensor] = {}
-        self._layers = {int(n): layer for n, layer in stage.model.layers.items()}
-        self._current: int | None = None
+        self._layers = {int(n): layer for s in stages for n, layer in s.model.layers.items()}
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> RecordMaxLogits:
         for number, layer in self._layers.items():
             attention: nn.Module = layer.self_attn  # type: ignore[assignment]
+            watch = _Watch(self.maxima, number)
             self._handles += [
-                attention.register_forward_pre_hook(self._entering(number)),
-                attention.register_forward_hook(self._leaving),
+                attention.register_forward_pre_hook(watch.begin),
+                attention.register_forward_hook(watch.end, always_call=True),
             ]
-        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
@@ -58,28 +63,42 @@ class RecordMaxLogits(TorchDispatchMode):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         while self._handles:
             self._handles.pop().remove()
+
+
+class _Watch(TorchDispatchMode):
+    """On between the beginning and the end of one layer's attention in training."""
+
+    def __init__(self, maxima: dict[int, Tensor], layer: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._maxima, self._layer, self._on = maxima, layer, False
+
+    def begin(self, module: nn.Module, _args: Any) -> None:
+        """Begins to look at ops."""
+        self._on = module.training and not running_again()  # once is enough
+        if self._on:
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        """Ends it."""
+        if self._on:
+            self._on = False
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if self._current is not None and func._schema.name == "flopwright::attention":
+        name = func._schema.name
+        if name in _ATTENTION_OPS:
             q, k, _, scale, *rest = args
-            seen = max_logit(q, k, scale, *rest)
-            before = self.maxima.get(self._current, seen)
-            self.maxima[self._current] = torch.maximum(before, seen)
+            if name == _BLOCK_OP:
+                seen = max_logit(q, k, scale, causal=rest[0])
+            else:
+                seen = max_logit(q, k, scale, *rest)
+            before = self._maxima.get(self._layer, seen)
+            self._maxima[self._layer] = torch.maximum(before, seen)
         return func(*args, **(kwargs or {}))
-
-    def _entering(self, number: int) -> Any:
-        def hook(_module: nn.Module, _args: Any) -> None:
-            self._current = number
-
-        return hook
-
-    def _leaving(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        self._current = None
 
 
 def row_factors(

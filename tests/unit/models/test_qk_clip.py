@@ -229,3 +229,19 @@ def test_priced_flops_of_recording_are_its_products(
     halved = record_cost(spec, ShardShape(micro_batch_size=2, seq_len=9, tp=2), window=window)
     assert halved.ops.total_flops().item() == counter.flops / 2
     assert record_cost(spec, shape, kernel="fused").ops.total_flops().item() == 0
+
+
+def test_blocks_that_all_queries_see_and_evaluation() -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 5, 4, 8), torch.randn(2, 7, 2, 8)
+    scores = torch.einsum("bshd,bthd->hbst", q, k.repeat_interleave(2, 2)) * 0.3
+    assert torch.allclose(max_logit(q, k, 0.3, causal=False), scores.amax((1, 2, 3)))
+    spec = _spec(MLA)
+    stage, tokens = _stage(spec), _tokens(spec)
+    with RecordMaxLogits(stage) as recorded:
+        stage.eval()
+        stage(tokens)
+        assert not recorded.maxima  # what is only evaluated belongs to no step
+        stage.train()
+        stage(tokens)
+    assert set(recorded.maxima) == {0, 1}

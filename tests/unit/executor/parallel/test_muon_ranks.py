@@ -53,8 +53,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: Any) -> list[dict[
 def test_weights_equal_torchs_muon(results: list[dict[str, Any]]) -> None:
     for rank in results:
         for name, check in rank.items():
-            # The iteration enlarges rounding some hundred times where singular values are small.
-            bound = {"fp64": 1e-12, "fp32": 2e-5, "bf16": 2**-8}[name.split()[1]]
+            # Rounding alone; bf16 weights are one from their masters.
+            bound = {"fp64": 1e-14, "fp32": 1e-6, "bf16": 2**-8}[name.split()[1]]
             assert check["difference"] < bound, (name, check)
 
 
