@@ -8,6 +8,7 @@ from typing import Final
 from flopwright.errors import Violation
 from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import ParallelPlan
+from flopwright.spec.model import GqaAttention
 from flopwright.spec.workload import Workload
 
 _DTYPES: Final = ("fp32", "bf16", "fp64")
@@ -34,6 +35,7 @@ def _rules(plan: PlanFile) -> Iterable[_Rule]:
     rules.append(("parallel.pp", tied, f"{plan.parallel.pp}, with tied embeddings", "use 1"))
     zero_fp64 = plan.parallel.zero_stage > 0 and plan.scenario.workload.precision.weights == "fp64"
     fix = "use 0, or fp32: DeepSpeed keeps its part in fp32"
+    rules.append(_qk_clip_rule(plan))
     mtp = plan.scenario.model.mtp_layers
     rules.append(("model.mtp_layers", mtp > 0, str(mtp), "use 0"))
     rules.append(("parallel.zero_stage", zero_fp64, f"{plan.parallel.zero_stage}, in fp64", fix))
@@ -71,14 +73,21 @@ def _plan_rules(plan: ParallelPlan) -> Iterable[_Rule]:
     )
 
 
+def _qk_clip_rule(plan: PlanFile) -> _Rule:
+    attention, tau = plan.scenario.model.attention, plan.scenario.workload.optimizer.qk_clip_tau
+    normalised = isinstance(attention, GqaAttention) and attention.qk_norm
+    value = f"{tau}, with normalised queries and keys"
+    fix = "leave it out: the norm bounds the logits already"
+    return ("workload.optimizer.qk_clip_tau", tau is not None and normalised, value, fix)
+
+
 def _workload_rules(workload: Workload) -> Iterable[_Rule]:
-    precision, kind = workload.precision, workload.optimizer.kind
+    precision = workload.precision
     formats = precision.weights == precision.compute and precision.weights in _DTYPES
     wide = precision.weights in {"fp32", "fp64"}
     sums = precision.weights if wide else "fp32"
     load, lora, gemm = workload.expert_load, workload.lora_rank, precision.gemm
     return (
-        ("workload.optimizer.kind", kind != "adamw", kind, "use adamw"),
         ("workload.lora_rank", lora is not None, str(lora), "leave it out"),
         ("workload.expert_load.kind", load.kind != "balanced", load.kind, "use balanced"),
         (
