@@ -13,6 +13,7 @@ from typing import Final, Literal
 from flopwright.errors import InputError, Violation
 from flopwright.executor.launch.machine import Machine
 from flopwright.executor.launch.request import (
+    COLLECTIVE_TIMEOUT_S,
     ROUNDS_FILE,
     STEPS_FILE,
     RunEntry,
@@ -40,6 +41,7 @@ class LaunchOptions:
         model: a model file or catalog name that the plans must be for.
         names: names of the results, one a plan; empty takes the plans' own, made unique.
         seed: of weights and data order; None takes the workload's.
+        collective_timeout_s: how long a rank waits for others before it ends the run.
     """
 
     steps: int | None = None
@@ -54,6 +56,7 @@ class LaunchOptions:
     probe: bool = False
     probe_budget_s: float = 45.0
     held_out_sequences: int = 64
+    collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
 
 
 def check_request(
@@ -110,6 +113,7 @@ def _request(
         probe_budget_s=options.probe_budget_s,
         held_out_sequences=options.held_out_sequences,
         mismatch=mismatch,
+        collective_timeout_s=options.collective_timeout_s,
     )
 
 

@@ -22,6 +22,8 @@ LOG_DIR: Final = "logs"
 ERROR_DIR: Final = "errors"
 DATA_DIR: Final = "data"
 
+COLLECTIVE_TIMEOUT_S: Final = 600.0
+
 WORKER_MODULE: Final = "flopwright.executor.train.worker"
 
 
@@ -40,6 +42,7 @@ class RunRequest(Spec):
         steps_per_round: steps a plan makes before the next plan has its turn.
         held_out_sequences: held-out sequences the final loss is taken over.
         mismatch: what differs from the plans and was allowed.
+        collective_timeout_s: how long a rank waits for others before it ends the run.
     """
 
     entries: tuple[RunEntry, ...]
@@ -53,6 +56,7 @@ class RunRequest(Spec):
     probe_budget_s: PositiveFloat = 45.0
     held_out_sequences: PositiveInt = 64
     mismatch: tuple[str, ...] = ()
+    collective_timeout_s: PositiveFloat = COLLECTIVE_TIMEOUT_S
 
     def workload(self, entry: RunEntry) -> Workload:
         """Returns the entry's workload with this launch's seed."""

@@ -86,6 +86,18 @@ class ActionTimer:
             name, cls, _, _ = self._open[-1]
             self._open[-1] = (name, cls, now, 0)
 
+    def unfinished(self) -> tuple[int, str, str] | None:
+        """Returns the action at work: its number in the step, name and class; None between two.
+
+        On GPUs it is the first one that the device has not ended. Another thread may ask.
+        """
+        slices, running = self._slices[:], self._open[-1:]
+        if self.device.type == "cuda":
+            for number, one in enumerate(slices):
+                if not one.end.query():
+                    return number, one.name, one.cls
+        return (len(slices), running[0][0], running[0][1]) if running else None
+
     def finish_step(self) -> StepTrace:
         """Returns the step's events, seconds since its beginning; waits for the GPU."""
         assert not self._open, "an action is still open"

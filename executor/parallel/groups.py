@@ -7,6 +7,7 @@ must build the plans in the same order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,13 @@ class Groups:
 
 @dataclass(slots=True)
 class GroupRegistry:
-    """Process groups by (purpose, ranks), made once."""
+    """Process groups by (purpose, ranks), made once.
 
+    Attributes:
+        timeout: after which an operation of a group fails; None takes torch's.
+    """
+
+    timeout: timedelta | None = None
     _made: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
 
     def build(self, mesh: Mesh) -> Groups:
@@ -128,7 +134,9 @@ class GroupRegistry:
         if key not in self._made:
             # Nobody else has to know of a rank that stands alone.
             alone = len(ranks) == 1
-            self._made[key] = dist.new_group(list(ranks), use_local_synchronization=alone)
+            self._made[key] = dist.new_group(
+                list(ranks), timeout=self.timeout, use_local_synchronization=alone
+            )
         return self._made[key]
 
 

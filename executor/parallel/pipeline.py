@@ -106,6 +106,7 @@ class Runner:
     Attributes:
         log: the actions done since the step began.
         links: to the other stages.
+        peers: by the name of a send or receive, the stage at its other end.
     """
 
     actions: Sequence[Action]
@@ -114,6 +115,7 @@ class Runner:
     timer: ActionTimer
     log: list[Action] = field(default_factory=list)
     links: Links = field(init=False)
+    peers: dict[str, int] = field(init=False)
     _handlers: dict[ActionKind, Hook] = field(init=False)
     _batch: Sequence[MicroBatch] = ()
     _inputs: dict[Key, Tensor] = field(default_factory=dict)
@@ -137,6 +139,7 @@ class Runner:
             ActionKind.SEND_BACKWARD: self._send,
             **parts.hooks,
         }
+        self.peers = {str(a): a.peer for a in self.actions if a.peer >= 0}
         missing = {a.kind for a in self.actions} - set(self._handlers)
         assert not missing, f"nobody serves {sorted(missing)}"
 
@@ -146,8 +149,7 @@ class Runner:
         self._losses.clear()
         self._batch = batch
         for action in self.actions:
-            with self.timer.action(str(action), ACTION_CLASSES[action.kind], self._bytes(action)):
-                self._handlers[action.kind](action)
+            self._run(action)
             self.log.append(action)
         self.links.finish()
         left_over = self._inputs or self._edges or self._gradients or self._leaving or self._owed
@@ -155,6 +157,14 @@ class Runner:
         if not self._losses:
             return None
         return torch.stack([self._losses[m] for m in sorted(self._losses)]).mean()
+
+    def _run(self, action: Action) -> None:
+        try:
+            with self.timer.action(str(action), ACTION_CLASSES[action.kind], self._bytes(action)):
+                self._handlers[action.kind](action)
+        except Exception as error:
+            error.add_note(f"in action {action}")
+            raise
 
     def _is_last(self, chunk: int) -> bool:
         return chunk == self.parts.num_chunks - 1

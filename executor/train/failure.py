@@ -57,7 +57,7 @@ def _record(error: Exception) -> Record:
         "rank": int(os.environ.get("RANK", "0")),
         "time_s": time.time(),
         "type": type(error).__name__,
-        "message": str(error),
+        "message": "; ".join([str(error), *getattr(error, "__notes__", ())]),
         "violations": [v.as_dict() for v in violations],
         "traceback": "".join(traceback.format_exception(error)),
     }

@@ -26,6 +26,7 @@ from flopwright.executor.measure.protocol import WARMUP_ROUNDS, Turn, turns
 from flopwright.executor.measure.timers import StepTrace
 from flopwright.executor.parallel.groups import Group, gather_bytes
 from flopwright.executor.train.trial import StepRecord, Trial
+from flopwright.executor.train.watch import Watch
 from flopwright.report.trace import TraceEvent
 
 TRACES_KEPT: Final = 64
@@ -49,7 +50,7 @@ class History:
 
 
 def run_rounds(
-    trials: Sequence[Trial], request: RunRequest, out_dir: Path, say: Progress
+    trials: Sequence[Trial], request: RunRequest, out_dir: Path, say: Progress, watch: Watch
 ) -> list[History]:
     """Trains all plans in turns and returns their histories (complete on rank 0).
 
@@ -63,12 +64,14 @@ def run_rounds(
     for turn in turns(len(trials), request.steps, request.steps_per_round):
         if turn.round != current:
             current = turn.round
-            if current > 0 and _asked_to_stop(out_dir, world, device):
-                break
-            sentinel_s = _sentinel(world, device)
+            with watch.waiting(f"the start of round {current}", world):
+                if current > 0 and _asked_to_stop(out_dir, world, device):
+                    break
+                sentinel_s = _sentinel(world, device)
         trial, history = trials[turn.entry], histories[turn.entry]
-        records = _run_turn(trial, turn)
-        rows = _collect(trial, records, world, device)
+        records = _run_turn(trial, turn, watch)
+        with watch.waiting(f"what plan '{trial.entry.name}' showed in round {current}", world):
+            rows = _collect(trial, records, world, device)
         if writer is not None:
             _remember(history, rows)
             writer.turn(trial.entry.name, turn, rows, sentinel_s)
@@ -77,14 +80,16 @@ def run_rounds(
     return histories
 
 
-def _run_turn(trial: Trial, turn: Turn) -> list[StepRecord]:
+def _run_turn(trial: Trial, turn: Turn, watch: Watch) -> list[StepRecord]:
     gc.collect()
-    dist.barrier(group=trial.groups.world.handle)
+    with watch.waiting(f"the barrier before step {turn.first_step}", trial.groups.world):
+        dist.barrier(group=trial.groups.world.handle)
     metered = min(METERED_STEP, turn.num_steps - 1) if turn.round == 0 else -1
-    return [
-        trial.run_step(turn.first_step + i, meter_memory=i == metered)
-        for i in range(turn.num_steps)
-    ]
+    with watch.steps(trial):
+        return [
+            trial.run_step(turn.first_step + i, meter_memory=i == metered)
+            for i in range(turn.num_steps)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class Trial:
     runner: Runner = field(init=False)
     qk_clip: QkClip | None = field(init=False, default=None)
     memory: dict[str, int] = field(default_factory=dict)
-    _step: int = 0
+    current_step: int = 0
     _norm: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class Trial:
             step: fixes the data and the learning rate.
             meter_memory: count tensor bytes by class into `memory`; the step is then slower.
         """
-        self._step = step
+        self.current_step = step
         batch = self._microbatches(step)
         allocated = _start_peak(self.device) if meter_memory else 0
         metering = saved_bytes(self.chunks.values()) if meter_memory else nullcontext()
@@ -170,7 +170,7 @@ class Trial:
             self.qk_clip.prepare()
         clip = self.workload.optimizer.gradient_clip
         self._norm = clip_gradients(self.data_parallel, clip, self.groups.world, self.trainable)
-        self.data_parallel.step(learning_rate_at(self._step, self.workload))
+        self.data_parallel.step(learning_rate_at(self.current_step, self.workload))
         self._balance_experts()
 
     def _balance_experts(self) -> None:

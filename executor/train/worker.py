@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from flopwright.executor.launch.checks import LaunchOptions, check_request, run_
 from flopwright.executor.launch.machine import Machine, find_machine
 from flopwright.executor.launch.progress import Progress, progress_lines, progress_writer
 from flopwright.executor.launch.request import (
+    COLLECTIVE_TIMEOUT_S,
     DATA_DIR,
     ERROR_DIR,
     PROBE_FILE,
@@ -48,8 +50,13 @@ from flopwright.executor.train.results import (
 )
 from flopwright.executor.train.rounds import History, run_rounds
 from flopwright.executor.train.trial import Trial, start_trial
+from flopwright.executor.train.watch import Watch, end_process
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+# Process groups give up later than the watch, which knows more to say; while rank 0 prepares
+# the data the others wait longer.
+_GROUPS_WAIT = 2
+_PREPARATION_S = 6 * 3600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,26 +89,33 @@ def run(request: RunRequest, out_dir: Path, device: torch.device, show: Progress
     dataset = _dataset(request, out_dir, say)
     if request.probe:
         _probe(request, out_dir, device, say)
-    registry = GroupRegistry()
+    registry = GroupRegistry(timedelta(seconds=_GROUPS_WAIT * request.collective_timeout_s))
     trials = [
         start_trial(e, request.workload(e), dataset, registry, device) for e in request.entries
     ]
     say({"phase": "train", "share": 0.0})
-    histories = run_rounds(trials, request, out_dir, say)
-    say({"phase": "evaluate", "share": 0.0})
-    _finish(request, trials, histories, out_dir)
+    watch = Watch(request.collective_timeout_s, end_process(out_dir))
+    with watch.running():
+        histories = run_rounds(trials, request, out_dir, say, watch)
+        say({"phase": "evaluate", "share": 0.0})
+        _finish(request, trials, histories, out_dir, watch)
 
 
 def _finish(
-    request: RunRequest, trials: Sequence[Trial], histories: Sequence[History], out_dir: Path
+    request: RunRequest,
+    trials: Sequence[Trial],
+    histories: Sequence[History],
+    out_dir: Path,
+    watch: Watch,
 ) -> None:
     first = dist.get_rank() == 0
     steps = _same_everywhere(len(histories[0].losses), trials[0])
     times = [step_times(h) for h in histories] if first else []
     floor = launch_noise_floor(request, [t.step_time_s for t in times]) if first else None
     for i, trial in enumerate(trials):
-        held_out = held_out_loss(trial, request.held_out_sequences)
-        memory_bytes = gather_memory(trial)
+        with watch.waiting(f"the held-out loss of plan '{trial.entry.name}'", trial.groups.world):
+            held_out = held_out_loss(trial, request.held_out_sequences)
+            memory_bytes = gather_memory(trial)
         save_checkpoint(trial, out_dir, out_dir / DATA_DIR, steps)
         if first:
             measurement = make_measurement(
@@ -152,12 +166,13 @@ def _probe(request: RunRequest, out_dir: Path, device: torch.device, say: Progre
 def _join(request: RunRequest) -> torch.device:
     """Joins the other ranks; returns this rank's device."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    timeout = timedelta(seconds=max(_PREPARATION_S, _GROUPS_WAIT * request.collective_timeout_s))
     if request.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
+        dist.init_process_group("nccl", device_id=device, timeout=timeout)
         return device
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timeout)
     return torch.device("cpu")
 
 
@@ -171,6 +186,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", choices=("bpe", "characters"), default="bpe")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--allow-mismatch", action="store_true")
+    parser.add_argument("--collective-timeout", type=float, default=COLLECTIVE_TIMEOUT_S)
     parsed = parser.parse_args(arguments)
     if parsed.request is None and (not parsed.plan or parsed.out is None):
         parser.error("give a request file, or --plan and --out")
@@ -190,6 +206,7 @@ def _request(parsed: argparse.Namespace, out_dir: Path) -> RunRequest:
         tokenizer=parsed.tokenizer,
         seed=parsed.seed,
         allow_mismatch=parsed.allow_mismatch,
+        collective_timeout_s=parsed.collective_timeout,
     )
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
     here = find_machine()

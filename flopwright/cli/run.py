@@ -55,6 +55,10 @@ def run(
     allow_mismatch: Annotated[
         bool, typer.Option("--allow-mismatch", help="Run a plan made for another kind of device.")
     ] = False,
+    collective_timeout: Annotated[
+        float,
+        typer.Option("--collective-timeout", min=1, help="Seconds a rank waits for others."),
+    ] = 600.0,
     probe: Annotated[
         bool, typer.Option("--probe", help="Measure the machine in the same launch.")
     ] = False,
@@ -88,6 +92,7 @@ def run(
         names=tuple(name or ()),
         seed=seed,
         allow_mismatch=allow_mismatch,
+        collective_timeout_s=collective_timeout,
         probe=probe,
         probe_budget_s=probe_seconds,
     )

@@ -35,6 +35,19 @@ if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RUN_ID"):
     trial.Trial.run_step = faulty
 """
 
+# Rank 0 falls asleep before its second step, as one that hangs would.
+SLEEP = """
+import os, time
+if os.environ.get("RANK") == "0" and os.environ.get("TORCHELASTIC_RUN_ID"):
+    import flopwright.executor.train.trial as trial
+    run_step = trial.Trial.run_step
+    def sleepy(self, step, **options):
+        if step == 1:
+            time.sleep(600)
+        return run_step(self, step, **options)
+    trial.Trial.run_step = sleepy
+"""
+
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
@@ -69,6 +82,25 @@ def test_a_rank_that_raises_is_named_with_its_cause(
     assert str(tmp_path / "out") in message
     assert list((tmp_path / "out" / "logs").rglob("*.log"))
     assert not list((tmp_path / "out").glob("measurement*"))
+
+
+def test_a_rank_that_waits_too_long_names_rank_group_and_action(
+    plan: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SLEEP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    options = LaunchOptions(
+        steps=4, text=text, tokenizer="characters", nproc=2, collective_timeout_s=3
+    )
+    begin = time.monotonic()
+    with pytest.raises(RunFailedError) as caught:
+        launch([plan], tmp_path / "out", options)
+    assert (
+        "rank 1 failed: HungError: has waited 3 s in RECV_F(1,0) of step 1 of plan 'pp2', "
+        "in group pp (ranks 0, 1), for rank 0"
+    ) in str(caught.value)
+    assert time.monotonic() - begin < 300  # rank 0 would sleep on for longer
 
 
 def test_text_that_cannot_be_used_leaves_nothing(plan: Path, tmp_path: Path) -> None:
