@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from muonclip_checks import check_muonclip
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -54,7 +55,7 @@ WIDTHS: Final = {
 }
 
 PLANS: Final[dict[int, dict[str, dict[str, Any]]]] = {
-    1: {"none fp64": {}, "none fp32": {}, "none bf16": {}},
+    1: {"none fp64": {}, "none fp32": {}, "none bf16": {}, "muonclip": {}},
     2: {
         "none fp64": {"dp_shard": 2},
         "none fp64 ep2": {"dp_shard": 2, "ep": 2},
@@ -64,6 +65,9 @@ PLANS: Final[dict[int, dict[str, dict[str, Any]]]] = {
         "dtensor fp64": {"dp_shard": 2},
         "none fp64 tp2": {"tp": 2},
         "none fp64 tp2 etp2": {"tp": 2, "etp": 2},
+        "muonclip dp2": {"dp_shard": 2},
+        "muonclip ep2": {"dp_shard": 2, "ep": 2},
+        "muonclip pp2": {"pp": 2},
     },
     4: {
         "none fp64 ep2": {"dp_shard": 4, "ep": 2},
@@ -74,6 +78,7 @@ PLANS: Final[dict[int, dict[str, dict[str, Any]]]] = {
         "dtensor fp64 tp2": {"dp_shard": 2, "tp": 2, "etp": 2},
         "dtensor fp64 hsdp": {"dp_replicate": 2, "dp_shard": 2},
         "none fp64 tp4": {"tp": 4, "dp_shard": 1},
+        "muonclip pp2 dp2 ep2": {"pp": 2, "dp_shard": 2, "ep": 2},
     },
 }
 
@@ -315,7 +320,12 @@ def main() -> None:
         timeout=timedelta(seconds=120),
     )
     registry = GroupRegistry()
-    found = {name: check(name, plan, registry) for name, plan in PLANS[world].items()}
+    found = {
+        name: check_muonclip(plan, registry, torchs_iteration_in_the_weights_dtype)
+        if name.startswith("muonclip")
+        else check(name, plan, registry)
+        for name, plan in PLANS[world].items()
+    }
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
