@@ -162,10 +162,12 @@ def muon_seconds(
     # Adapters are thin: their products are too small to count beside the element-wise update.
     if scenario.workload.optimizer.kind != "muon" or scenario.workload.lora_rank is not None:
         return (0.0, 0.0, 0.0)
+    compute = muon.compute_dtype(scenario.workload.precision)
     for param in layer_parameters(scenario.model, layer):
         if not (param.is_matrix and param.trainable):
             continue
-        ops = _elementwise(muon.step_cost([muon.matrices_of(param)]).ops, False)
+        cost = muon.step_cost([muon.matrices_of(param)], compute=compute)
+        ops = _elementwise(cost.ops, False)
         times = op_seconds(ops, scenario.cluster.node.gpu, calibration)
         out[split_axis(param)] += float(times.seconds.sum())
     return (out["whole"], out["tp"], out["ep"])

@@ -85,7 +85,7 @@ class Orthogonaliser:
         local = [_joined(p).view(m.rows, m.columns) for m, p in zip(mine, gathered, strict=True)]
         results = self._whole(mine, local)
         answers = [
-            list(result.reshape(-1).split(m.sizes))
+            list(torch.split(result.reshape(-1), list(m.sizes)))
             for m, result in zip(mine, results, strict=True)
         ]
         back = own.scatter(answers, parts, self.timer, "dp_comm")
@@ -234,8 +234,10 @@ def _exchange(
             [sum(p.numel() for p in row) for row in sent],
             group=group.handle,
         )
-    rows = arrived.split([sum(row) for row in sizes])
-    return [list(a.split(list(row))) if row else [] for a, row in zip(rows, sizes, strict=True)]
+    rows = torch.split(arrived, [sum(row) for row in sizes])
+    return [
+        list(torch.split(a, list(row))) if row else [] for a, row in zip(rows, sizes, strict=True)
+    ]
 
 
 def _flops(matrix: _Matrix) -> float:

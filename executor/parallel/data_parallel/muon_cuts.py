@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from flopwright.executor.parallel.groups import Group, Groups
@@ -87,7 +87,7 @@ def _mesh_group(mesh: Any, dim: int) -> Group:
 
 
 def deepspeed_partitions(
-    zero: Any, names: Mapping[Tensor, str], groups: Groups
+    zero: Any, names: Mapping[nn.Parameter, str], groups: Groups
 ) -> dict[Tensor, list[Held]]:
     """Returns what the flat partitions of DeepSpeed's ZeRO-1 and 2 optimizer hold, by partition.
 

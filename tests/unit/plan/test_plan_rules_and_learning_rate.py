@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
+import torch
+from torch.optim import SGD, lr_scheduler
 
 from flopwright.plan.learning_rate import learning_rate_at
 from flopwright.plan.parallel import ParallelPlan, plan_violations
@@ -83,3 +86,43 @@ def test_wsd_holds_until_its_token() -> None:
     assert rates[61] < 1.0
     assert rates[80] == pytest.approx(0.5)
     assert rates[100] == pytest.approx(0.0)
+
+
+def test_schedules_equal_torchs() -> None:
+    warmup, hold, steps, peak, final = 7, 40, 100, 0.4, 0.04
+
+    def torchs(*parts: Any, milestones: list[int]) -> list[float]:
+        optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+        made = [part(optimizer) for part in parts]
+        schedule = lr_scheduler.SequentialLR(optimizer, made, milestones)
+        rates = []
+        for _ in range(steps):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        return rates
+
+    def warm(o: Any) -> Any:  # torch's first factor is that of our step 0: 1 / warmup
+        return lr_scheduler.LinearLR(o, 1 / warmup, 1.0, warmup - 1)
+
+    def cosine(start: int) -> Any:
+        return lambda o: lr_scheduler.CosineAnnealingLR(o, steps - start, final)
+
+    def linear(o: Any) -> Any:
+        return lr_scheduler.LinearLR(o, 1.0, final / peak, steps - warmup)
+
+    def held(o: Any) -> Any:
+        return lr_scheduler.ConstantLR(o, 1.0, 1)
+
+    given: dict[str, Any] = {"peak": peak, "final": final, "warmup_steps": warmup}
+    expected = {
+        LearningRate(kind="cosine", **given): torchs(warm, cosine(warmup), milestones=[warmup]),
+        LearningRate(kind="linear", **given): torchs(warm, linear, milestones=[warmup]),
+        LearningRate(kind="constant", **given): torchs(warm, held, milestones=[warmup]),
+        LearningRate(kind="wsd", hold_until_tokens=hold * 100, **given): torchs(
+            warm, held, cosine(hold), milestones=[warmup, hold]
+        ),
+    }
+    for lr, rates in expected.items():
+        ours = [learning_rate_at(s, workload(lr)) for s in range(steps)]
+        assert ours == pytest.approx(rates, rel=1e-12), lr.kind
