@@ -108,19 +108,22 @@ class WeightUpdate(torch.optim.AdamW):
         return None
 
     def _muon(self, group: Mapping[str, Any]) -> None:
+        """Updates matrices; those whose state is on the host are orthogonalised on the device."""
         lr, mu = group["lr"], self._trainable.optimizer.momentum
         places = [(p, held) for p in group["params"] for held in self._held[p]]
         for batch in self._orthogonalise.batches([held for _, held in places]):
             some = [places[i] for i in batch]
             updates = [
-                blend_(held.of(self._momentum(p)), held.of(_gradient(p)), mu).to(self._dtype)
+                blend_(held.of(self._momentum(p)), held.of(_gradient(p)), mu).to(
+                    self._trainable.timer.device, self._dtype
+                )
                 for p, held in some
             ]
             parts = [held for _, held in some]
             for (p, held), update in zip(some, self._orthogonalise(parts, updates), strict=True):
                 weight = held.of(local(p))
                 weight.mul_(1 - lr * group["weight_decay"])
-                weight.add_(update, alpha=-lr * self._scale(held))
+                weight.add_(update.to(weight.device), alpha=-lr * self._scale(held))
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -160,4 +163,4 @@ def _scale_part(held: Held, flat: Tensor, factor: Tensor) -> None:
         width *= size
     begin = first // width
     each = factor[begin : -(-end // width)].repeat_interleave(width)
-    scale_rows_(held.of(flat), each[first - begin * width :][: end - first])
+    scale_rows_(held.of(flat), each.to(flat.device)[first - begin * width :][: end - first])
