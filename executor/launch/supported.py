@@ -43,12 +43,10 @@ def _rules(plan: PlanFile) -> Iterable[_Rule]:
 
 
 def _plan_rules(plan: ParallelPlan) -> Iterable[_Rule]:
-    parallel, schedule = plan.data_parallel, plan.schedule
+    parallel = plan.data_parallel
     return (
         ("parallel.tp", plan.tp > 1, str(plan.tp), "use 1"),
         ("parallel.cp", plan.cp > 1, str(plan.cp), "use 1"),
-        ("parallel.vpp", plan.vpp > 1, str(plan.vpp), "use 1 and the schedule 1f1b"),
-        ("parallel.schedule", schedule not in {"1f1b", "gpipe"}, schedule, "use 1f1b or gpipe"),
         ("parallel.zero_stage", plan.zero_stage > 1, str(plan.zero_stage), "use 0 or 1"),
         ("parallel.data_parallel", parallel == "fsdp2", parallel, "use deepspeed"),
         (
