@@ -95,7 +95,7 @@ def layer_region(place: int, fn: Callable[..., T], *inputs: Any) -> T:
     saver = _STATE.saver
     if saver is None or not saver.may_drop or not saver.policy.drops_layer(place):
         return fn(*inputs)
-    return saver.dropped(fn, inputs)
+    return saver.dropped(fn, inputs, keep=1)  # what it returns is the next layer's input
 
 
 def narrow(tensor: Tensor) -> Tensor:

@@ -30,14 +30,14 @@ def grouped_query_attention(
         ("k", kv_heads, spec.qk_norm),
         ("v", kv_heads, False),
     ):
-        out = t * count * dim
+        out, tag = t * count * dim, "norm" if normed else ""
         linear(cost, f"{name}_proj", rows=t, k=hidden, n=count * dim, dtype=dtype, bias=spec.bias)
         if normed:
             cost.saved(f"{name}_proj.out", out * local.width)
             norm(cost, f"{name}_norm", rows=t * count, width=dim, dtype=dtype)
         if spec.rope is not None and name != "v":
-            rope(cost, f"{name}_rope", elements=out, dtype=dtype)
-        cost.saved(name, out * local.width, tag="norm" if normed else "")
+            rope(cost, f"{name}_rope", elements=out, dtype=dtype, tag=tag)
+        cost.saved(name, out * local.width, tag=tag)
     core_attention(
         cost, local, heads=heads, kv_heads=kv_heads, qk_width=dim, v_width=dim, window=window
     )

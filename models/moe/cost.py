@@ -118,6 +118,10 @@ def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None
             _exchange(cost, name, phase, row_bytes, local)
             _regroup(cost, f"{name}.regroup", phase, arrived, local)
     _share_rows(cost, arrived, local)
+    # Where rows travel, each of the two copies between arrival and local-expert order keeps
+    # the places of the rows that arrived.
+    places = 2 * t * k * load * _INDEX_BYTES
+    cost.saved("regroup.places", np.where(local.ep > 1, places, 0.0))
     cost.saved("experts.counts", experts * _INDEX_BYTES)
     cost.saved("experts.input", arrived * cut, fp8=True)
     grouped_gemm(

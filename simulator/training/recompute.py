@@ -19,6 +19,13 @@ from flopwright.simulator.training.layers import is_transformer_layer
 Bools = NDArray[np.bool_]
 _MLP, _EXPERTS, _SHARED = "mlp.", "mlp.experts.", "mlp.shared_experts."
 _CORE = "self_attn.attention"
+# What repeats a group's results beside its operators: what travels between them and those who
+# keep them. Latents are kept as gathered, the experts' results where their tokens are.
+_TRAVELS: Final = {
+    "norm": ("self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"),
+    "core_attn": ("self_attn.kv_context", "self_attn.heads"),
+    "moe_down": ("mlp.combine", "mlp.combine.regroup", "mlp.experts.results"),
+}
 # Sums that are no part of a block that is recomputed as a whole.
 _OUTSIDE = ("mlp.residual", "mlp.input_grad_sum")
 
@@ -58,7 +65,7 @@ def in_group(group: str, tag: str, name: str, layer_kind: str) -> bool:
     is_moe = layer_kind.startswith("moe")
     inside = name.startswith(_MLP) and not name.startswith(_OUTSIDE)
     if group == "core_attn":
-        kept = tag == TAG_CORE or name.endswith("attention.lse")
+        kept = tag == TAG_CORE or name.endswith("attention.lse") or name in _TRAVELS[group]
         return kept or (name.startswith(_CORE) and not name.endswith(".out"))
     if group in {"act", "moe_act"}:
         return tag == TAG_ACTIVATION and name.startswith(_EXPERTS) == (group == "moe_act")
@@ -66,7 +73,7 @@ def in_group(group: str, tag: str, name: str, layer_kind: str) -> bool:
         return name.startswith(_SHARED)
     if group in {"mlp", "moe"}:
         return inside and is_moe == (group == "moe")
-    return tag == group
+    return tag == group or name in _TRAVELS.get(group, ())
 
 
 def run_again(cost: BlockCost, policy: Policy, layer_kind: str) -> Bools:

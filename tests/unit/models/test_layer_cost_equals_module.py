@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flopwright.executor.parallel.experts import _reorder
 from flopwright.models.moe.dispatch import Dispatched
 from flopwright.models.transformer.cost import layer_cost
 from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
@@ -142,17 +143,23 @@ def test_flops_at_k2_shapes(layer: int, flop_counter: Any) -> None:
 
 
 class _Neighbours:
-    """Stands for the other ranks of an expert group at balanced load, without data."""
+    """Stands for the other ranks of an expert group at balanced load, without data.
+
+    Rows are regrouped by the executor's own function: it keeps where they go.
+    """
 
     def __init__(self, ep: int) -> None:
         self.ep = ep
 
     def dispatch(self, rows: Tensor, counts: Tensor) -> Dispatched:
         local = counts.shape[0] // self.ep
-        return Dispatched(rows.clone(), counts.new_empty(local))
+        order, place = (counts.new_empty(rows.shape[0]) for _ in range(2))
+        regrouped = _reorder(rows.clone(), order, place)
+        return Dispatched(regrouped, counts.new_empty(local), (order, place))
 
     def combine(self, rows: Tensor, handle: Any) -> Tensor:
-        return rows.clone()
+        order, place = handle
+        return _reorder(rows, place, order).clone()
 
 
 @pytest.mark.parametrize("ep", [2, 16, 384])
