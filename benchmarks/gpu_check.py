@@ -1,0 +1,183 @@
+"""What one GPU (or, for a trial run, one CPU core) shows of training steps and their memory.
+
+Trains three models for a few steps each, alone on the device, and sets the step time and
+the peak memory beside what the simulator says of the same plan with the device's public
+prior. One JSON object is the last line; `--out FILE` writes it too.
+
+    python benchmarks/gpu_check.py --out benchmarks/results/gpu_check.json
+    python benchmarks/gpu_check.py --device cpu
+
+Without a GPU only `--device cpu` runs: the same code on tiny models. It shows that the check
+works, not how fast a GPU is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import torch.distributed as dist
+
+from flopwright.executor.data.prepare import prepare
+from flopwright.executor.launch.request import RunEntry
+from flopwright.executor.measure.fingerprint import fingerprint
+from flopwright.executor.parallel.groups import GroupRegistry
+from flopwright.executor.train.trial import Trial, start_trial
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.simulator.accuracy.gpu_names import canonical_gpu
+from flopwright.simulator.hardware.nodes.types import cluster_of, usual_node_type
+from flopwright.simulator.training.predict import predict
+from flopwright.spec.cluster import ClusterSpec
+from flopwright.spec.load import load_cluster, load_model, make_plan_file
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.parameters import num_params
+from flopwright.spec.scenario import Scenario
+from flopwright.spec.workload import LearningRate, Precision, Workload
+
+WARMUP, TIMED = 3, 10
+# (catalog model, hidden size, layers, experts, sequences a micro-batch) on a GPU with 4,096
+# tokens a sequence; on a CPU the widths are a sixteenth with 128 tokens.
+SIZES: tuple[tuple[str, int, int, int | None, int], ...] = (
+    ("llama31_8b", 1024, 16, None, 4),
+    ("llama31_8b", 2048, 24, None, 2),
+    ("kimi_k2", 1024, 12, 64, 2),
+)
+
+
+def model_of(name: str, hidden: int, layers: int, experts: int | None, seq_len: int) -> ModelSpec:
+    """Returns a model of the catalog at this size."""
+    more = {} if experts is None else {"num_experts": experts, "top_k": 8 if experts >= 64 else 2}
+    return load_model(name).shrunk(
+        hidden_size=hidden, num_layers=layers, vocab_size=8192, max_seq_len=seq_len, **more
+    )
+
+
+def scenario_of(model: ModelSpec, cluster: ClusterSpec, seq_len: int, batch: int) -> Scenario:
+    """Returns a run of one micro-batch a step: bf16 on a GPU, fp32 on a CPU."""
+    wide = cluster.node.gpu.kind == "cpu"
+    precision = (
+        Precision(compute="fp32", weights="fp32", master_weights="none") if wide else Precision()
+    )
+    steps = WARMUP + TIMED + 1
+    return Scenario(
+        name=f"gpu_check_{model.name}",
+        model=model,
+        cluster=cluster,
+        workload=Workload(
+            seq_len=seq_len,
+            global_batch_size=batch,
+            total_tokens=seq_len * batch * steps,
+            precision=precision,
+            learning_rate=LearningRate(kind="constant", warmup_steps=1),
+        ),
+    )
+
+
+def measure(scenario: Scenario, batch: int, device: torch.device, folder: Path) -> dict[str, Any]:
+    """Returns the measured and the predicted step of one model."""
+    plan = ParallelPlan(micro_batch_size=batch, data_parallel="none")
+    said, _ = predict(scenario, plan, whole_trace=False)
+    entry = RunEntry(name="check", plan=make_plan_file(scenario, plan, "check"))
+    dataset = prepare(None, scenario.model, scenario.workload, folder, "bpe")
+    trial = start_trial(entry, scenario.workload, dataset, GroupRegistry(), device)
+    times = [timed_step(trial, step, device) for step in range(WARMUP + TIMED)][WARMUP:]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        trial.run_step(WARMUP + TIMED)
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        trial.run_step(WARMUP + TIMED, meter_memory=True)
+        peak = sum(trial.memory.values())  # tensors by class, without temporaries
+    kept = {c: b for c, b in said.metrics.memory_bytes.items() if c != "temporaries"}
+    foreseen = said.metrics.peak_memory_bytes if device.type == "cuda" else sum(kept.values())
+    step_s = statistics.median(times)
+    low, _, high = statistics.quantiles(times, n=4)
+    return {
+        "model": scenario.model.name,
+        "num_params": num_params(scenario.model),
+        "tokens": scenario.workload.tokens_per_step,
+        "step_s": step_s,
+        "step_spread": (high - low) / step_s,
+        "predicted_step_s": said.metrics.step_time_s,
+        "step_error": said.metrics.step_time_s / step_s - 1,
+        "peak_bytes": peak,
+        "predicted_peak_bytes": foreseen,
+        "memory_error": foreseen / peak - 1,
+        "calibration": said.calibration_id,
+    }
+
+
+def timed_step(trial: Trial, step: int, device: torch.device) -> float:
+    """Returns the seconds of one optimizer step, with the device idle at both ends."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    trial.run_step(step)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def cluster_here(device: torch.device) -> ClusterSpec:
+    """Returns one GPU of the catalog's node that holds this card, or the CPU machine."""
+    if device.type == "cpu":
+        return load_cluster("local_2cpu")
+    name = torch.cuda.get_device_name(device)
+    gpu = canonical_gpu(name)
+    if gpu is None:
+        sys.exit(f"gpu_check: {name!r} is not in the hardware catalog (docs/adding.md)")
+    return cluster_of(usual_node_type(gpu), 1)
+
+
+def main() -> None:
+    """Measures every size and prints the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(json.dumps({"not_measured": "no CUDA device here; --device cpu tries the check"}))
+        return
+    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
+    torch.set_num_threads(1)
+    cluster = cluster_here(device)
+    shrink, seq_len = (1, 4096) if device.type == "cuda" else (16, 128)
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=f"file://{folder}/rendezvous", rank=0, world_size=1,
+        )  # fmt: skip
+        steps = []
+        for i, (name, hidden, layers, experts, batch) in enumerate(SIZES):
+            few = experts if shrink == 1 or experts is None else 8
+            model = model_of(
+                name, hidden // shrink, -(-layers // (shrink // 4 or 1)), few, seq_len
+            )
+            scenario = scenario_of(model, cluster, seq_len, batch)
+            steps.append(measure(scenario, batch, device, Path(folder) / str(i)))
+        dist.destroy_process_group()
+    result = {
+        "training_steps": steps,
+        "device": fingerprint(1, options.device).to_data(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "repeats": TIMED,
+    }
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
