@@ -1,0 +1,1 @@
+"""Runs a rank's step without its tensors' values: shapes, groups and lists are the real ones."""

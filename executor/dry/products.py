@@ -1,0 +1,127 @@
+"""Which matrix products a step runs, told from the shapes that operators are given.
+
+Nothing here reads a cost table: shapes are those of the arguments, FLOPs follow from them.
+Our own operators stand for the products inside them; every other operator whose name looks
+like a product must be known, so that none goes uncounted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from torch import Tensor
+
+from flopwright.report.rank_step import Product
+
+# m, k, n, batch, FLOPs.
+_Shape = tuple[int, int, int, int, int]
+_LOOKS_LIKE_A_PRODUCT: Final = ("mm", "matmul", "dot", "conv", "attention", "linear", "einsum")
+_DTYPE_NAMES: Final = {
+    "torch.float32": "fp32",
+    "torch.bfloat16": "bf16",
+    "torch.float64": "fp64",
+    "torch.float16": "fp16",
+}
+
+
+def _product(m: int, k: int, n: int, batch: int = 1) -> _Shape:
+    return m, k, n, batch, 2 * m * k * n * batch
+
+
+def _linear(args: tuple[Any, ...]) -> _Shape:
+    x, weight = args[0], args[1]
+    n, k = weight.shape
+    return _product(x.numel() // k, k, n)
+
+
+def _mm(args: tuple[Any, ...]) -> _Shape:
+    a, b = args[0], args[1]
+    return _product(a.shape[0], a.shape[1], b.shape[1])
+
+
+def _addmm(args: tuple[Any, ...]) -> _Shape:
+    return _mm(args[1:])
+
+
+def _bmm(args: tuple[Any, ...]) -> _Shape:
+    a, b = args[0], args[1]
+    return _product(a.shape[1], a.shape[2], b.shape[2], a.shape[0])
+
+
+def _grouped(args: tuple[Any, ...]) -> _Shape:
+    x, weight = args[0], args[1]
+    experts, n, k = weight.shape
+    return _evenly(x.shape[0], experts, k, n)
+
+
+def _grouped_input(args: tuple[Any, ...]) -> _Shape:
+    grad, weight = args[0], args[1]
+    experts, n, k = weight.shape
+    return _evenly(grad.shape[0], experts, n, k)
+
+
+def _grouped_weight(args: tuple[Any, ...]) -> _Shape:
+    grad, x, counts = args[0], args[1], args[2]
+    rows, experts = x.shape[0], counts.shape[0]
+    n, k = grad.shape[1], x.shape[1]
+    return n, rows // experts, k, experts, 2 * rows * n * k
+
+
+def _evenly(rows: int, experts: int, k: int, n: int) -> _Shape:
+    return rows // experts, k, n, experts, 2 * rows * k * n
+
+
+def _attention(args: tuple[Any, ...]) -> _Shape:
+    q, _, v, _, *rest = args
+    return _causal(q, v, rest[0] if rest else 0, lambda qk, out: qk + out)
+
+
+def _attention_backward(args: tuple[Any, ...]) -> _Shape:
+    _, q, _, v, _, _, _, *rest = args
+    return _causal(q, v, rest[0] if rest else 0, lambda qk, out: 3 * qk + 2 * out)
+
+
+def _causal(q: Tensor, v: Tensor, window: int, widths: Callable[[int, int], int]) -> _Shape:
+    batch, seq, heads, qk = q.shape
+    seen = min(window, seq) if window else seq
+    pairs = batch * heads * (seen * (seen + 1) // 2 + (seq - seen) * seen)
+    return seq, qk, seq, batch * heads, 2 * pairs * widths(qk, v.shape[-1])
+
+
+_READERS: Final[dict[str, tuple[str, Callable[[tuple[Any, ...]], _Shape]]]] = {
+    "flopwright::linear": ("gemm", _linear),
+    "aten::mm": ("gemm", _mm),
+    "aten::addmm": ("gemm", _addmm),
+    "aten::bmm": ("gemm", _bmm),
+    "flopwright::grouped_gemm": ("grouped_gemm", _grouped),
+    "flopwright::grouped_gemm_input_gradient": ("grouped_gemm", _grouped_input),
+    "flopwright::grouped_gemm_weight_gradient": ("grouped_gemm", _grouped_weight),
+    "flopwright::attention": ("attention", _attention),
+    "flopwright::attention_backward": ("attention", _attention_backward),
+}
+
+
+def reader_of(name: str) -> Callable[[tuple[Any, ...], Any, str], tuple[Product, int]] | None:
+    """Returns what reads (product, FLOPs) off a call of that operator; None where it has none.
+
+    Raises:
+        NotImplementedError: its name looks like a product that this file does not know.
+    """
+    if name in _READERS:
+        kernel, shape = _READERS[name]
+
+        def read(args: tuple[Any, ...], out: Any, action: str) -> tuple[Product, int]:
+            m, k, n, batch, flops = shape(args)
+            return Product(action, kernel, _dtype(args, out), m, k, n, batch), flops
+
+        return read
+    short = name.split("::")[-1]
+    if any(word in short for word in _LOOKS_LIKE_A_PRODUCT) and not short.startswith("comm"):
+        raise NotImplementedError(f"the dry run does not know the FLOPs of {name}")
+    return None
+
+
+def _dtype(args: tuple[Any, ...], out: Any) -> str:
+    result = out if isinstance(out, Tensor) else args[0]
+    return _DTYPE_NAMES.get(str(result.dtype), str(result.dtype))

@@ -1,0 +1,120 @@
+"""Watches every operator of a dry step: what it returns, multiplies and sends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flopwright.executor.dry.collectives import read_call
+from flopwright.executor.dry.fakes import FastFakes, remembered
+from flopwright.executor.dry.memory import StorageMeter
+from flopwright.executor.dry.products import reader_of
+from flopwright.executor.measure.timers import ActionTimer
+from flopwright.report.rank_step import Call, Product
+
+_DEVICE: Final = torch.ops.prim.device.default
+
+
+class _Kind(NamedTuple):
+    """What an operator is to the recorder."""
+
+    remembered: bool
+    collective: str | None
+    read_product: Any
+
+
+class Recorder(TorchDispatchMode):
+    """Counts what operators do, by the action of the list that runs them.
+
+    Attributes:
+        meter: storages.
+        calls, products, flops: since `start`.
+    """
+
+    def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.meter = StorageMeter(device.type)
+        self.calls: list[Call] = []
+        self.products: Counter[Product] = Counter()
+        self.flops: Counter[str] = Counter()
+        self._fakes = FastFakes(mode)
+        self._kinds: dict[Any, _Kind] = {}
+        self._action = self._action_kind = ""
+
+    def start(self) -> None:
+        """Begins a step: forgets what was before."""
+        self.calls.clear()
+        self.products.clear()
+        self.flops.clear()
+        self.meter.start()
+
+    @contextmanager
+    def action(self, name: str) -> Iterator[None]:
+        """What runs inside is the action's."""
+        if not self.meter.boundaries:
+            self.meter.boundary("")
+        self._action, self._action_kind = name, name.split("(")[0].split("[")[0]
+        try:
+            yield
+        finally:
+            self.meter.boundary(name)
+            self._action = self._action_kind = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is _DEVICE:
+            return args[0].fake_device
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = _kind_of(func)
+        if kind.collective is not None:
+            call = read_call(kind.collective, args, self._action)
+            if call is not None:
+                self.calls.append(call)
+            return self._fakes.start(func, args, kwargs or {})
+        if kind.remembered:
+            out = self._fakes.call(func, args, kwargs or {})
+        else:
+            out = func(*args, **(kwargs or {}))
+        if kind.read_product is not None:
+            product, flops = kind.read_product(args, out, self._action_kind)
+            self.products[product] += 1
+            self.flops[product.kernel] += flops
+        self._see(out)
+        return out
+
+    def _see(self, out: Any) -> None:
+        if isinstance(out, Tensor):
+            self.meter.see(out)
+        elif isinstance(out, list | tuple):
+            for part in out:
+                self._see(part)
+
+
+def _kind_of(func: Any) -> _Kind:
+    name = func._schema.name
+    collective = name.split("::")[1] if func.namespace == "c10d" else None
+    return _Kind(remembered(func), collective, reader_of(name) if collective is None else None)
+
+
+@dataclass(slots=True)
+class RecordingTimer(ActionTimer):
+    """The runner's timer, telling the recorder which action of the list is running."""
+
+    recorder: Recorder | None = field(default=None)
+
+    @contextmanager
+    def action(self, name: str, cls: str, nbytes: int = 0) -> Iterator[None]:
+        """Records what runs inside as the action's."""
+        assert self.recorder is not None
+        with self.recorder.action(name):
+            yield

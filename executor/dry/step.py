@@ -1,0 +1,131 @@
+"""One step of one rank of a plan, run by the executor's own code on tensors without values."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flopwright.executor.dry.memory import StorageMeter, memory_by_class
+from flopwright.executor.dry.record import Recorder, RecordingTimer
+from flopwright.executor.dry.world import fake_world
+from flopwright.executor.launch.request import RunEntry
+from flopwright.executor.parallel.groups import GroupRegistry
+from flopwright.executor.parallel.pipeline_links import Links
+from flopwright.executor.train.trial import Trial, start_trial
+from flopwright.plan.file import PlanFile
+from flopwright.plan.lower import lower
+from flopwright.plan.schedules.actions import Action, ActionKind
+from flopwright.plan.schedules.placement import fewest_microbatches, in_rounds
+from flopwright.report.rank_step import RankStep
+from flopwright.spec.workload import Workload
+
+# What a process without GPUs can stand for: the modules' operators keep the same tensors
+# everywhere (models/, kernels/), and copies to the host are told apart by their holders.
+_DEVICE: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class _NoData:
+    """Stands for the dataset: batches of the right shape, whatever the tokens."""
+
+    seq_len: int
+    global_batch_size: int
+
+    def rank_slice(
+        self, step: int, dp_rank: int, dp_size: int, micro_batch_size: int
+    ) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Returns [micro-batches, sequences, seq_len + 1]."""
+        microbatches = self.global_batch_size // (dp_size * micro_batch_size)
+        return np.zeros((microbatches, micro_batch_size, self.seq_len + 1), np.int64)
+
+
+@dataclass(slots=True)
+class _InstantLinks(Links):
+    """A message to nobody has left as soon as it is sent."""
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        """Sends, and keeps nothing."""
+        Links.send(self, action, tensor)
+        self.finish()
+
+
+def dry_step(plan: PlanFile, rank: int) -> RankStep:
+    """Returns what rank `rank` does in an optimizer step past the first.
+
+    A process runs one at a time: the process group is the process's.
+    """
+    with fake_world(rank, plan.parallel.world_size) as mode:
+        recorder = Recorder(mode, _DEVICE)
+        with mode, recorder:
+            trial = _trial(plan, recorder)
+            found = _record(trial, recorder)
+            del trial
+    gc.collect()
+    return found
+
+
+def _trial(plan: PlanFile, recorder: Recorder) -> Trial:
+    """Returns the rank's trial after a first, short step: its optimizer has all of its state."""
+    parallel, workload = plan.parallel, plan.scenario.workload
+    few = fewest_microbatches(parallel.schedule, parallel.pp)
+    if in_rounds(parallel.schedule, parallel.vpp):
+        few = parallel.pp
+    short = workload.model_copy(
+        update={"global_batch_size": few * parallel.dp * parallel.micro_batch_size}
+    )
+    entry = RunEntry(name=plan.name, plan=plan)
+    trial = start_trial(entry, short, _data(short), GroupRegistry(), _DEVICE)
+    for block in trial.moe_blocks().values():
+        if hasattr(block.dispatcher, "balanced"):
+            block.dispatcher = replace(block.dispatcher, balanced=True)  # type: ignore[type-var]
+    trial.runner.timer = RecordingTimer(trial.timer.rank, _DEVICE, recorder=recorder)
+    links = trial.runner.links
+    trial.runner.links = _InstantLinks(links.groups, links.shape, links.dtype, links.device)
+    trial.run_step(0)
+    trial.workload, trial.dataset = workload, _data(workload)
+    microbatches = parallel.num_microbatches(workload.global_batch_size)
+    trial.runner.actions = lower(parallel, microbatches)[trial.groups.coordinates["pp"]]
+    return trial
+
+
+def _data(workload: Workload) -> Any:
+    return _NoData(workload.seq_len, workload.global_batch_size)
+
+
+def _record(trial: Trial, recorder: Recorder) -> RankStep:
+    gc.collect()
+    recorder.start()
+    meter, actions = recorder.meter, trial.runner.actions
+    standing = _standing(trial, meter)
+    ends = {ActionKind.REDUCE_GRADIENTS, ActionKind.OPTIMIZER_STEP}
+    meter.look_at = 1 + next(i for i, a in enumerate(actions) if a.kind in ends)
+    trial.run_step(1)
+    memory, peak_bytes = memory_by_class(standing, meter.boundaries, meter.looked)
+    return RankStep(
+        rank=torch.distributed.get_rank(),
+        stage=trial.groups.coordinates["pp"],
+        actions=tuple(map(str, trial.runner.log)),
+        calls=tuple(recorder.calls),
+        products=dict(recorder.products),
+        flops=dict(recorder.flops),
+        memory_bytes=memory,
+        peak_bytes=peak_bytes,
+    )
+
+
+def _standing(trial: Trial, meter: StorageMeter) -> dict[str, int]:
+    """Returns the bytes that stand between two steps, by class, and "constants"."""
+    stages = trial.chunks.values()
+    weights = meter.of(chain.from_iterable((*s.parameters(), *s.buffers()) for s in stages))
+    constants = meter.of(chain.from_iterable(s.constants() for s in stages))
+    return {
+        "weights": weights,
+        "constants": constants,
+        "optimizer_state": meter.live_bytes - weights - constants,
+    }

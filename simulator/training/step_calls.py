@@ -1,0 +1,160 @@
+"""The collectives that each data-parallel library makes around a step, in their order.
+
+Only what travels: the seconds are step_end.py's, which prices ZeRO as reduce-scatter and
+all-gather (arXiv 1910.02054) whatever the library.
+
+    none        gradients in buckets of at most 25 million numbers, dense ones first
+    deepspeed   (0.19.8, stage 1) gradients in buckets of at most 500 million numbers, in the
+                optimizer's order; a bucket is cut where the owner changes, but its pieces are
+                all-reduced together, so that every rank sends all of it; the weights of each
+                of the optimizer's groups are gathered, padded to the group's ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.plan.schedules.actions import Action, ActionKind
+from flopwright.plan.sharding import OwnedTensor, owned_tensors
+from flopwright.simulator.memory.stages import DEEPSPEED_BUCKET, PLAIN_BUCKET
+from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.scenario import Scenario
+
+Sent = tuple[str, str, int]  # collective, group, bytes
+
+_NORM_BYTES: Final = DTYPE_BYTES["fp64"]  # the squared norm of the gradients
+_LOAD_BYTES: Final = DTYPE_BYTES["int64"]  # tokens of one expert in a step
+_ALIGNED_TO: Final = 2  # numbers a rank, in DeepSpeed's flat groups
+
+
+def step_end_calls(
+    scenario: Scenario, plan: ParallelPlan, stage: int, action: Action
+) -> Iterator[Sent]:
+    """Yields what an action that moves gradients or weights, or updates them, sends."""
+    data = _Data(scenario, plan, stage)
+    zero = plan.zero_stage > 0 and plan.dp_shard * plan.cp > 1
+    if action.kind is ActionKind.REDUCE_GRADIENTS:
+        yield from data.deepspeed_reduces() if zero else data.plain_reduces()
+    elif action.kind is ActionKind.OPTIMIZER_STEP:
+        if plan.world_size > 1:
+            yield "all_reduce", "world", _NORM_BYTES
+        if zero:
+            yield from data.deepspeed_gathers()
+        yield from data.loads()
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """A stage's tensors on their way."""
+
+    scenario: Scenario
+    plan: ParallelPlan
+    stage: int
+
+    def _tensors(self) -> tuple[OwnedTensor, ...]:
+        """Returns the trained tensors of a rank, in model order."""
+        owned = owned_tensors(self.scenario.model, self.plan, self.stage)
+        return tuple(t for t in owned if t.param.trainable and not t.param.tied)
+
+    def _apart(self, tensor: OwnedTensor) -> bool:
+        return tensor.expert and self.plan.ep > 1
+
+    def _size(self, group: str) -> int:
+        plan = self.plan
+        dense = plan.dp * plan.cp
+        return dense if group == "dp_cp" else dense * plan.tp // (plan.ep * plan.etp)
+
+    def plain_reduces(self) -> Iterator[Sent]:
+        width = DTYPE_BYTES[self.scenario.workload.precision.gradients]
+        for apart, group in ((False, "dp_cp"), (True, "edp")):
+            numels = [t.numel for t in self._tensors() if self._apart(t) is apart]
+            if self._size(group) > 1:
+                for bucket in _buckets(numels, PLAIN_BUCKET):
+                    yield "all_reduce", group, sum(bucket) * width
+
+    def _groups(self) -> list[tuple[str, list[int]]]:
+        """Returns (group of ranks, numbers of each tensor) of each of the optimizer's groups."""
+        muon = self.scenario.workload.optimizer.kind == "muon"
+        found: dict[tuple[bool, bool, bool], list[int]] = {}
+        for t in self._tensors():
+            key = (self._apart(t), muon and t.param.is_matrix, len(t.param.shape) >= 2)
+            found.setdefault(key, []).append(t.numel)
+        return [("edp" if key[0] else "dp_cp", found[key]) for key in sorted(found)]
+
+    def deepspeed_reduces(self) -> Iterator[Sent]:
+        groups = self._groups()
+        total = sum(sum(numels) for _, numels in groups)
+        most = min(DEEPSPEED_BUCKET, total)
+        pieces = [
+            (group, piece)
+            for group, numels in groups
+            for piece in self._cut(numels, self._size(group))
+        ]
+        bucket: list[tuple[str, list[int]]] = []
+        for group, piece in pieces:
+            if bucket and sum(sum(p) for _, p in bucket) + sum(piece) > most:
+                yield from self._average(bucket, most)
+                bucket = []
+            bucket.append((group, piece))
+        yield from self._average(bucket, most)
+
+    def _cut(self, numels: list[int], ranks: int) -> Iterator[list[int]]:
+        """Yields each tensor of a flat group as the pieces that fall to different owners."""
+        share, start = _aligned(sum(numels), ranks) // ranks, 0
+        for numel in numels:
+            ends = range((start // share + 1) * share, start + numel, share)
+            marks = [start, *ends, start + numel]
+            yield [b - a for a, b in pairwise(marks)]
+            start += numel
+
+    def _average(self, bucket: list[tuple[str, list[int]]], most: int) -> Iterator[Sent]:
+        width = DTYPE_BYTES[self.scenario.workload.precision.gradients]
+        by_group: dict[str, list[int]] = {}
+        for group, pieces in bucket:
+            by_group.setdefault(group, []).extend(pieces)
+        for group, pieces in by_group.items():
+            run = 0
+            for piece in pieces:
+                run += piece
+                if run > most:
+                    yield "all_reduce", group, run * width
+                    run = 0
+            if run:
+                yield "all_reduce", group, run * width
+
+    def deepspeed_gathers(self) -> Iterator[Sent]:
+        width = DTYPE_BYTES[self.scenario.workload.precision.weights]
+        for group, numels in self._groups():
+            if self._size(group) > 1:
+                yield "all_gather", group, _aligned(sum(numels), self._size(group)) * width
+
+    def loads(self) -> Iterator[Sent]:
+        """Yields the sum of the experts' loads, from which the routers' biases move."""
+        model = self.scenario.model
+        routers = sum(t.param.role == "router" for t in self._tensors())
+        if routers and model.moe is not None:
+            nbytes = routers * model.moe.num_experts * _LOAD_BYTES
+            if self._size("dp_cp") > 1:
+                yield "all_reduce", "dp_cp", nbytes
+            if self.plan.tp > 1 and self.plan.sequence_parallel:
+                yield "all_reduce", "tp", nbytes
+
+
+def _buckets(numels: list[int], most: int) -> Iterator[list[int]]:
+    bucket: list[int] = []
+    for numel in numels:
+        if bucket and sum(bucket) + numel > most:
+            yield bucket
+            bucket = []
+        bucket.append(numel)
+    if bucket:
+        yield bucket
+
+
+def _aligned(numel: int, ranks: int) -> int:
+    step = _ALIGNED_TO * ranks
+    return -(-numel // step) * step
