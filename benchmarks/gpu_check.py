@@ -99,8 +99,10 @@ def measure(scenario: Scenario, batch: int, device: torch.device, folder: Path) 
     else:
         trial.run_step(WARMUP + TIMED, meter_memory=True)
         peak = sum(trial.memory.values())  # tensors by class, without temporaries
-    kept = {c: b for c, b in said.metrics.memory_bytes.items() if c != "temporaries"}
-    foreseen = said.metrics.peak_memory_bytes if device.type == "cuda" else sum(kept.values())
+    classes = dict(said.metrics.memory_bytes[0])
+    if device.type == "cpu":  # not counted there
+        classes = {c: b for c, b in classes.items() if c not in {"temporaries", "reserved"}}
+    foreseen = sum(classes.values())
     step_s = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4)
     return {
