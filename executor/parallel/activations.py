@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -176,32 +176,3 @@ def _addresses(module: nn.Module) -> frozenset[int]:
     constants = getattr(module, "constants", list)
     owned = (*module.parameters(), *module.buffers(), *constants())
     return frozenset(t.untyped_storage()._cdata for t in owned)
-
-
-class _Entry(torch.autograd.Function):
-    """A chunk's input: nothing but the operators that save it holds its memory."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, received: Tensor, anchor: Tensor, sink: Callable[[Tensor], None]
-    ) -> Tensor:
-        """Returns the input as part of a graph that begins at `anchor`."""
-        ctx.sink = sink
-        return received.view_as(received)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
-        """Hands the gradient to the sink."""
-        ctx.sink(grad)
-        return None, None, None
-
-
-def entered(received: Tensor, sink: Callable[[Tensor], None]) -> Tensor:
-    """Returns a chunk's input to feed in; its gradient is handed to `sink`, once.
-
-    A leaf that requires gradients would be held by the graph whatever becomes of what the
-    operators saved.
-    """
-    anchor = torch.empty((), dtype=received.dtype, device=received.device, requires_grad=True)
-    out: Tensor = _Entry.apply(received, anchor, sink)  # type: ignore[no-untyped-call]
-    return out

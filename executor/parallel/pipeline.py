@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from flopwright.executor.measure.timers import ActionTimer
+from flopwright.executor.parallel.entry import entered
 from flopwright.executor.parallel.groups import Groups
 from flopwright.executor.parallel.pipeline_links import Links
 from flopwright.kernels.gradients import OwedGradients, deferring
@@ -119,6 +120,7 @@ class Runner:
     _handlers: dict[ActionKind, Hook] = field(init=False)
     _batch: Sequence[MicroBatch] = ()
     _inputs: dict[Key, Tensor] = field(default_factory=dict)
+    _input_gradients: dict[Key, Tensor] = field(default_factory=dict)
     _edges: dict[Key, GradientEdge] = field(default_factory=dict)
     _gradients: dict[Key, Tensor] = field(default_factory=dict)
     _leaving: dict[tuple[ActionKind, Key], Tensor] = field(default_factory=dict)
@@ -152,8 +154,8 @@ class Runner:
             self._run(action)
             self.log.append(action)
         self.links.finish()
-        left_over = self._inputs or self._edges or self._gradients or self._leaving or self._owed
-        assert not left_over, "the list did not use every tensor"
+        owed = (self._owed, self._leaving, self._gradients, self._input_gradients)
+        assert not any((self._inputs, self._edges, *owed)), "the list did not use every tensor"
         if not self._losses:
             return None
         return torch.stack([self._losses[m] for m in sorted(self._losses)]).mean()
@@ -172,7 +174,8 @@ class Runner:
     def _forward(self, action: Action) -> None:
         chunk, microbatch = key = (action.chunk, action.microbatch)
         batch = self._batch[microbatch]
-        source = batch.tokens if chunk == 0 else self._inputs[key]
+        # Nothing here holds the input: what the operators save of it may be moved away.
+        source = batch.tokens if chunk == 0 else self._enter(key)
         with self.parts.around.forward(chunk, microbatch):
             out: Tensor = self.parts.chunks[chunk](source)
             if self._is_last(chunk):
@@ -182,7 +185,7 @@ class Runner:
         if self._is_last(chunk):
             self._losses[microbatch] = out.detach()
         elif chunk + 1 in self.parts.chunks:
-            self._inputs[chunk + 1, microbatch] = out.detach().requires_grad_()
+            self._inputs[chunk + 1, microbatch] = out.detach()
         else:
             self._leaving[ActionKind.SEND_FORWARD, key] = out.detach()
 
@@ -210,19 +213,21 @@ class Runner:
 
     def _hand_back(self, key: Key) -> None:
         """Gives the gradient of a chunk's input to the chunk before it."""
-        source = self._inputs.pop(key, None)
-        if source is None:
+        if key[0] == 0:
             return
-        assert source.grad is not None
         chunk, microbatch = key
+        gradient = self._input_gradients.pop(key)
         if chunk - 1 in self.parts.chunks:
-            self._gradients[chunk - 1, microbatch] = source.grad
+            self._gradients[chunk - 1, microbatch] = gradient
         else:
-            self._leaving[ActionKind.SEND_BACKWARD, key] = source.grad
+            self._leaving[ActionKind.SEND_BACKWARD, key] = gradient
+
+    def _enter(self, key: Key) -> Tensor:
+        """Returns a chunk's input as the beginning of its graph."""
+        return entered(self._inputs.pop(key), lambda g: self._input_gradients.update({key: g}))
 
     def _receive_forward(self, action: Action) -> None:
-        received = self.links.receive(action)
-        self._inputs[action.chunk, action.microbatch] = received.requires_grad_()
+        self._inputs[action.chunk, action.microbatch] = self.links.receive(action)
 
     def _receive_backward(self, action: Action) -> None:
         self._gradients[action.chunk, action.microbatch] = self.links.receive(action)
