@@ -13,20 +13,26 @@ from flopwright.plan.parallel import ParallelPlan
 def make_data_parallel(plan: ParallelPlan, trainable: Trainable) -> DataParallel:
     """Returns the plan's data parallelism.
 
-    ZeRO stage 1 over more than one rank is DeepSpeed's. At stage 0, and in a group of one,
-    there is nothing to cut, and the plain all-reduce is the same arithmetic.
+    At ZeRO stage 0, and where a replica is a single rank, there is nothing to cut, and the
+    plain all-reduce is the same arithmetic. FSDP2 takes the modules over: from then on the
+    parameters are those that the result knows.
     """
-    if plan.zero_stage == 1 and plan.dp > 1:
-        from flopwright.executor.parallel.data_parallel.deepspeed import DeepSpeedZero1
+    if plan.zero_stage == 0 or trainable.groups.dp_shard.size == 1:
+        return ReplicatedDataParallel(trainable, on_host=plan.optimizer_offload)
+    if plan.data_parallel == "fsdp2":
+        from flopwright.executor.parallel.data_parallel.fsdp2 import FullyShardedDataParallel
 
-        return DeepSpeedZero1(trainable)
-    return ReplicatedDataParallel(trainable)
+        return FullyShardedDataParallel(plan, trainable)
+    from flopwright.executor.parallel.data_parallel.deepspeed import DeepSpeedZero
+
+    return DeepSpeedZero(plan, trainable)
 
 
 def clip_gradients(
     data_parallel: DataParallel, max_norm: float | None, world: Group, trainable: Trainable
 ) -> torch.Tensor:
     """Clips by the norm over every shard, stage and expert; returns that norm, shape ()."""
+    data_parallel.finish_gradients()
     squared = data_parallel.squared_norm()
     with trainable.timer.action("clip_norm", "dp_comm", 8):
         world.sum_(squared)

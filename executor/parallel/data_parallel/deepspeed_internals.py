@@ -26,6 +26,7 @@ ZERO_ARGUMENTS: Final = (
     "expert_data_parallel_group",
     "reduce_scatter",
     "overlap_comm",
+    "offload_optimizer_config",
     "clip_grad",
     "gradient_accumulation_dtype",
     "communication_data_type",
@@ -41,12 +42,22 @@ ZERO_METHODS: Final = (
     "step",
     "zero_grad",
     "set_gradient_accumulation_boundary",
+    "process_gradients",
+    "overlapping_partition_gradients_reduce_epilogue",
+    "finalize_gradient_accumulation_boundary",
+    "get_param_id",
+    "_wait_for_offload_copies",
 )
 # Attributes that are read or written; they stand as `self.<name>` in its source.
 ZERO_ATTRIBUTES: Final = (
     "averaged_gradients",
     "bit16_groups",
+    "compute_grad_norm",
+    "dtype",
+    "grad_position",
+    "params_in_partition",
     "parallel_partitioned_bit16_groups",
+    "partition_size",
     "real_dp_process_group",
     "single_partition_of_fp32_groups",
     "use_grad_accum_attribute",
@@ -99,6 +110,16 @@ def zero_optimizer_class() -> Any:
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
     return DeepSpeedZeroOptimizer
+
+
+def host_offload(*, pin_memory: bool) -> Any:
+    """Returns the settings under which the optimizer's part lives in host memory.
+
+    The optimizer is ours there too: DeepSpeed's own (CPUAdam) would be compiled at run time.
+    """
+    from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
+
+    return DeepSpeedZeroOffloadOptimizerConfig(device="cpu", pin_memory=pin_memory)
 
 
 def gather_timer_name() -> str:

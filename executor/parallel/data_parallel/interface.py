@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from flopwright.models.optim.muon.layout import MatrixLayout
 from flopwright.spec.workload import Optimizer, Precision
 
 BUCKET_ELEMENTS: Final = 25_000_000
+_SQUARED_AT_ONCE: Final = 2**22
 Tensors = list[Tensor]
 
 
@@ -177,13 +178,26 @@ def sum_over_(tensors: Iterable[Tensor], group: Group, device: torch.device) -> 
     for bucket in in_buckets(tensors):
         flat = torch.cat([t.reshape(-1) for t in bucket]).to(device)
         group.sum_(flat)
-        for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+        parts = torch.split(flat, [t.numel() for t in bucket])
+        for tensor, part in zip(bucket, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
 
 
 def sum_of_squares(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
-    """Returns the sum of squared elements, float64, shape ()."""
+    """Returns the sum of squared elements, float64, shape ().
+
+    Summed in float64, so that how tensors are cut hardly shows in the norm.
+    """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for tensor in tensors:
-        total += torch.linalg.vector_norm(tensor.detach()).double().to(device) ** 2
+        for part in torch.split(tensor.detach().reshape(-1), _SQUARED_AT_ONCE):
+            total += part.square().sum(dtype=torch.float64).to(device)
+    return total
+
+
+def shared_squares(by_replicas: Mapping[int, Iterable[Tensor]], device: torch.device) -> Tensor:
+    """Returns a rank's share of the squares of tensors that stand on so many ranks alike."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for replicas, tensors in by_replicas.items():
+        total += sum_of_squares(tensors, device) / replicas
     return total

@@ -18,7 +18,7 @@ from flopwright.executor.parallel.data_parallel.interface import (
     Trainable,
     in_buckets,
     numel_bytes,
-    sum_of_squares,
+    shared_squares,
     sum_over_,
     tensor_bytes,
 )
@@ -94,11 +94,11 @@ class ReplicatedDataParallel:
 
     def squared_norm(self) -> Tensor:
         """Returns this rank's share: replicas divide what they hold in common."""
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        by_replicas: dict[int, list[Tensor]] = {}
         for name in self._updated:
             replicas = self._trainable.sum_group(name).size * self._trainable.tp_replicas(name)
-            total += sum_of_squares([self._gradient(name)], self._device) / replicas
-        return total
+            by_replicas.setdefault(replicas, []).append(self._gradient(name))
+        return shared_squares(by_replicas, self._device)
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiplies the gradients by `factor`."""
@@ -168,7 +168,8 @@ class ReplicatedDataParallel:
 
 def _sum_into(sums: dict[str, Tensor], name: str) -> Callable[[Tensor], None]:
     def hook(parameter: Tensor) -> None:
-        assert parameter.grad is not None
+        if parameter.grad is None:  # put off: the second half of a split backward makes it
+            return
         if name in sums:
             sums[name].add_(parameter.grad)
         else:
