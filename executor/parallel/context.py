@@ -98,17 +98,17 @@ class GroupContextParallel:
         return out
 
     def all_gather(self, x: Tensor, name: str) -> Tensor:
-        """Returns [size, ...] of the ranks' x."""
-        out = x.new_empty((self.size, *x.shape))
+        """Returns [size, N] of the ranks' x [N]."""
+        out = x.new_empty(self.size * x.shape[0])
         with self.clock.action(f"all_gather:{name}", _CLASS, _bytes(out)):
             dist.all_gather_single(out, x, group=self.group.handle)
-        return out
+        return out.view(self.size, -1)
 
     def reduce_scatter(self, x: Tensor, name: str) -> Tensor:
-        """Returns this rank's entry of the sum of x [size, ...] over ranks."""
+        """Returns this rank's row of the sum of x [size, N] over ranks."""
         out = torch.empty_like(x[0])
         with self.clock.action(f"reduce_scatter:{name}", _CLASS, _bytes(x)):
-            dist.reduce_scatter_single(out, x, group=self.group.handle)
+            dist.reduce_scatter_single(out, x.view(-1), group=self.group.handle)
         return out
 
     def pass_on(self, x: Tensor, tag: int) -> Passing:

@@ -79,10 +79,10 @@ class SharedRows:
 
     def _counts(self, counts: Tensor) -> Tensor:
         """Returns the ranks' rows by expert, [size, local experts]."""
-        out = counts.new_empty((self.group.size, counts.shape[0]))
+        out = counts.new_empty(self.group.size * counts.shape[0])
         with self.clock.action("etp_counts", "ep_comm", out.numel() * 8):
             dist.all_gather_single(out, counts.contiguous(), group=self.group.handle)
-        return out
+        return out.view(self.group.size, -1)
 
 
 def _padded(rows: Tensor, length: int) -> Tensor:

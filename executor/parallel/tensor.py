@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ from flopwright.executor.parallel.experts import Clock
 from flopwright.executor.parallel.groups import Group
 from flopwright.kernels.cross_entropy.sharded import part_gradient, part_terms
 from flopwright.kernels.embedding.sharded import embedding_part
-from flopwright.kernels.gradients import input_wanted, weight_wanted
+from flopwright.kernels.gradients import weight_gradient
 from flopwright.kernels.linear.op import linear
 from flopwright.models.parallel import Matrix
 from flopwright.plan.sharding import Cut
@@ -170,8 +171,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: GroupTensorParallel, name: str) -> Tensor:
-        ctx.mark_dirty(x)
-        return tp.all_reduce_(x, name)
+        return tp.all_reduce_(x.detach(), name)  # a product's result, which nobody else reads
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -196,19 +196,46 @@ class _Columns(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         x, *weights = ctx.saved_tensors
         rows = [g.reshape(-1, g.shape[-1]) for g in grads]
-        need_x, wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
+        need_x, *wanted = ctx.needs_input_grad[0:1] + ctx.needs_input_grad[4:]
         grad_x = None
-        if need_x and input_wanted():
+        if need_x:
             grad_x = _input_gradient(ctx, grads[0].shape[:-1], rows, weights)
+        count, (tp, name) = len(weights), ctx.link
+        again = _GatheredAgain(tp, name, uses=sum(wanted[:count]))
         made: list[Tensor | None] = [None] * len(wanted)
-        if any(wanted) and weight_wanted():
-            tp, name = ctx.link
-            whole = tp.all_gather(x, name).reshape(-1, x.shape[-1])
-            for i, g in enumerate(rows):
-                made[i] = g.t() @ whole if wanted[i] else None
-                bias, place = ctx.biases[i], len(rows) + i
-                made[place] = g.sum(0).to(bias) if bias is not None and wanted[place] else None
+        place = 0  # among the inputs that are tensors
+        for i, dtype in enumerate([*(w.dtype for w in weights), *ctx.biases]):
+            place += dtype is not None
+            if not wanted[i]:
+                continue
+            if i < count:
+                made[i] = weight_gradient(ctx, place, again.product, rows[i], x)
+            else:
+                compute = partial(_bias_gradient, dtype=dtype)
+                made[i] = weight_gradient(ctx, place, compute, rows[i - count])
         return grad_x, None, None, None, *made
+
+
+@dataclass(slots=True)
+class _GatheredAgain:
+    """Products of gradients with all tokens, which are gathered once for `uses` of them."""
+
+    tp: GroupTensorParallel
+    name: str
+    uses: int
+    _whole: Tensor | None = None
+
+    @torch.no_grad()
+    def product(self, rows: Tensor, x: Tensor) -> Tensor:
+        """Returns a weight's gradient."""
+        whole = self.tp.all_gather(x, self.name) if self._whole is None else self._whole
+        self.uses -= 1
+        self._whole = whole if self.uses else None
+        return rows.t() @ whole.reshape(-1, whole.shape[-1])
+
+
+def _bias_gradient(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    return rows.sum(0).to(dtype)
 
 
 def _input_gradient(

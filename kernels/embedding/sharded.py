@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flopwright.kernels.gradients import weight_wanted
+from flopwright.kernels.gradients import weight_gradient
 
 
 def _inside(tokens: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -37,14 +38,17 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, None]:
-    if not weight_wanted():
-        return None, None, None
     (tokens,) = ctx.saved_tensors
-    places, outside = _inside(tokens, ctx.first, ctx.rows)
-    grad_weight: Tensor = torch.ops.aten.embedding_dense_backward(
-        grad.masked_fill(outside, 0), places, ctx.rows, -1, False
+    compute = partial(_weight_gradient, first=ctx.first, rows=ctx.rows)
+    return None, weight_gradient(ctx, 1, compute, grad, tokens), None
+
+
+def _weight_gradient(grad: Tensor, tokens: Tensor, first: int, rows: int) -> Tensor:
+    places, outside = _inside(tokens, first, rows)
+    gradient: Tensor = torch.ops.aten.embedding_dense_backward(
+        grad.masked_fill(outside, 0), places, rows, -1, False
     )
-    return None, grad_weight, None
+    return gradient
 
 
 embedding_part.register_autograd(_backward, setup_context=_setup)

@@ -6,12 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from flopwright.kernels.attention.cached import cached_attention
-from flopwright.kernels.attention.op import attention
 from flopwright.kernels.rope.frequencies import softmax_scale
 from flopwright.kernels.rope.op import rope
 from flopwright.models.cache import LayerCache
 from flopwright.models.norm.module import RmsNorm
-from flopwright.models.projection.module import Projection
+from flopwright.models.parallel import (
+    ContextParallel,
+    TensorParallel,
+    WholeMatrices,
+    WholeSequences,
+)
+from flopwright.models.projection.module import Projection, RowProjection
 from flopwright.models.rotary import RotaryTable
 from flopwright.models.saving import region
 from flopwright.spec.model import GqaAttention
@@ -28,13 +33,19 @@ class GroupedQueryAttention(nn.Module):
         rotary: RotaryTable | None,
         *,
         window: int | None = None,
+        tensor: TensorParallel | None = None,
+        context: ContextParallel | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
         self.spec, self._rotary, self.window = spec, rotary, window or 0
         self.scale = softmax_scale(spec.head_dim, spec.rope.scaling if spec.rope else None)
-        q_out, kv_out = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.tensor, self.context = tensor or WholeMatrices(), context or WholeSequences()
+        size = self.tensor.size
+        assert spec.num_kv_heads % size == 0, "a rank has whole key heads (executor/launch)"
+        q_out = spec.num_heads // size * spec.head_dim
+        kv_out = spec.num_kv_heads // size * spec.head_dim
 
         def projection(width_in: int, width_out: int, bias: bool) -> Projection:
             return Projection(width_in, width_out, bias=bias, dtype=dtype, device=device)
@@ -42,7 +53,9 @@ class GroupedQueryAttention(nn.Module):
         self.q_proj = projection(hidden, q_out, spec.bias)
         self.k_proj = projection(hidden, kv_out, spec.bias)
         self.v_proj = projection(hidden, kv_out, spec.bias)
-        self.o_proj = projection(q_out, hidden, spec.o_bias)
+        self.o_proj = RowProjection(
+            q_out, hidden, self.tensor, "o_proj", bias=spec.o_bias, dtype=dtype, device=device
+        )
         if spec.qk_norm:
             self.q_norm = RmsNorm(spec.head_dim, eps, dtype=dtype, device=device)
             self.k_norm = RmsNorm(spec.head_dim, eps, dtype=dtype, device=device)
@@ -54,16 +67,20 @@ class GroupedQueryAttention(nn.Module):
             cache: keys and values of the positions before `start`; x's are added to it.
             start: position of the first state in x.
         """
-        heads = (*x.shape[:-1], -1, self.spec.head_dim)
-        q, k, v = (p(x).view(heads) for p in (self.q_proj, self.k_proj, self.v_proj))
-        cos, sin = (None, None) if self._rotary is None else self._rotary(x.shape[1], x, start)
+        matrices = [p.matrix for p in (self.q_proj, self.k_proj, self.v_proj)]
+        q, k, v = (
+            y.view(*y.shape[:-1], -1, self.spec.head_dim)
+            for y in self.tensor.columns(x, matrices, "qkv")
+        )
+        cos, sin = (None, None) if self._rotary is None else self._rotary(q.shape[1], x, start)
         if self.spec.qk_norm:
             q = region("norm", _normed_and_turned, q, self.q_norm, cos, sin)
             k = region("norm", _normed_and_turned, k, self.k_norm, cos, sin)
         else:
             q, k = _turned(q, cos, sin), _turned(k, cos, sin)
         if cache is None:
-            out, _ = region("core_attn", attention, q, k, v, self.scale, self.window, keep=1)
+            attend = self.context.attend
+            out = region("core_attn", attend, q, k, v, self.scale, self.window, keep=1)
         else:
             k, v = cache.extend(k, v)
             out = cached_attention(q, k, v, self.scale, self.window)

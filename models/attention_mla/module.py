@@ -10,12 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from flopwright.kernels.attention.cached import cached_attention
-from flopwright.kernels.attention.op import attention
 from flopwright.kernels.rope.frequencies import softmax_scale
 from flopwright.kernels.rope.op import mla_key_value, rope
 from flopwright.models.cache import LayerCache
 from flopwright.models.norm.module import RmsNorm
-from flopwright.models.projection.module import Projection
+from flopwright.models.parallel import (
+    ContextParallel,
+    TensorParallel,
+    WholeMatrices,
+    WholeSequences,
+)
+from flopwright.models.projection.module import ColumnProjection, Projection, RowProjection
 from flopwright.models.rotary import RotaryTable
 from flopwright.models.saving import region
 from flopwright.spec.model import MlaAttention
@@ -35,20 +40,26 @@ class LatentAttention(nn.Module):
         eps: float,
         rotary: RotaryTable,
         *,
+        tensor: TensorParallel | None = None,
+        context: ContextParallel | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
         self.spec, self._rotary, self.absorb = spec, rotary, True
+        self.tensor, self.context = tensor or WholeMatrices(), context or WholeSequences()
+        self.heads = spec.num_heads // self.tensor.size
         self.scale = softmax_scale(spec.qk_head_dim, spec.rope.scaling)
-        q_out, rank = spec.num_heads * spec.qk_head_dim, spec.kv_lora_rank
-        kv_out = spec.num_heads * (spec.qk_nope_head_dim + spec.v_head_dim)
+        q_out, rank = self.heads * spec.qk_head_dim, spec.kv_lora_rank
+        kv_out = self.heads * (spec.qk_nope_head_dim + spec.v_head_dim)
 
         def projection(width_in: int, width_out: int) -> Projection:
             return Projection(width_in, width_out, dtype=dtype, device=device)
 
         if spec.q_lora_rank is None:
-            self.q_proj = projection(hidden, q_out)
+            self.q_proj = ColumnProjection(
+                hidden, q_out, self.tensor, "q_proj", dtype=dtype, device=device
+            )
         else:
             self.q_a_proj = projection(hidden, spec.q_lora_rank)
             self.q_a_layernorm = RmsNorm(spec.q_lora_rank, eps, dtype=dtype, device=device)
@@ -56,7 +67,9 @@ class LatentAttention(nn.Module):
         self.kv_a_proj_with_mqa = projection(hidden, rank + spec.qk_rope_head_dim)
         self.kv_a_layernorm = RmsNorm(rank, eps, dtype=dtype, device=device)
         self.kv_b_proj = projection(rank, kv_out)
-        self.o_proj = projection(spec.num_heads * spec.v_head_dim, hidden)
+        self.o_proj = RowProjection(
+            self.heads * spec.v_head_dim, hidden, self.tensor, "o_proj", dtype=dtype, device=device
+        )
 
     def forward(self, x: Tensor, cache: LayerCache | None = None, start: int = 0) -> Tensor:
         """Returns the attended states.
@@ -66,12 +79,16 @@ class LatentAttention(nn.Module):
             start: position of the first state in x.
         """
         spec = self.spec
-        cos, sin = self._rotary(x.shape[1], x, start)
+        together = self.tensor.size if self.tensor.sequence_parallel else 1
+        cos, sin = self._rotary(x.shape[1] * together, x, start)
         q = self._queries(x, cos, sin)
         latent, key = self.kv_a_proj_with_mqa(x).split(
             (spec.kv_lora_rank, spec.qk_rope_head_dim), -1
         )
-        latent = region("norm", self.kv_a_layernorm, latent)
+        if self.tensor.size == 1:
+            latent = region("norm", self.kv_a_layernorm, latent)
+        else:
+            latent, key = region("norm", self._normed_latent, latent, key)
         if cache is not None:
             shared = rope(key.unsqueeze(2), cos, sin, 0, True).squeeze(2)
             held = cache.extend(latent, shared)
@@ -80,26 +97,37 @@ class LatentAttention(nn.Module):
                 attend = self._absorbed if self.absorb else self._plain
                 return self._output(attend(q, *held))
         k, v = region("mla_up", self._keys_values, latent, key, cos, sin)
-        out, _ = region("core_attn", attention, q, k, v, self.scale, keep=1)
+        out = region("core_attn", self.context.attend, q, k, v, self.scale, 0, keep=1)
         return self._output(out)
 
     def _queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Returns [B, S, H, nope + rope], the rotary part turned."""
         if self.spec.q_lora_rank is None:
             return region("mla_up", self._raised, x, self.q_proj, cos, sin)
-        latent = region("norm", self.q_a_layernorm, self.q_a_proj(x))
+        latent = region("norm", self._normed_query, self.q_a_proj(x))
         return region("mla_up", self._raised, latent, self.q_b_proj, cos, sin)
 
     def _raised(self, x: Tensor, up: Projection, cos: Tensor, sin: Tensor) -> Tensor:
-        heads = up(x).view(*x.shape[:-1], self.spec.num_heads, -1)
+        raised = up(x)
+        heads = raised.view(*raised.shape[:-1], self.heads, -1)
         turned: Tensor = rope(heads, cos, sin, self.spec.qk_nope_head_dim, True)
         return turned
+
+    def _normed_query(self, latent: Tensor) -> Tensor:
+        return self.tensor.gather(self.q_a_layernorm(latent), "q_a_layernorm")
+
+    def _normed_latent(self, latent: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns latents, normalised, and rotary keys of all tokens, which travel together."""
+        both = torch.cat((self.kv_a_layernorm(latent), key), -1)
+        both = self.tensor.gather(both, "kv_a_layernorm")
+        latent, key = torch.split(both, [self.spec.kv_lora_rank, self.spec.qk_rope_head_dim], -1)
+        return latent.contiguous(), key
 
     def _keys_values(
         self, latent: Tensor, key: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Returns the keys [B, S, H, nope + rope] and values [B, S, H, V] of all heads."""
-        kv = self.kv_b_proj(latent).view(*latent.shape[:-1], self.spec.num_heads, -1)
+        kv = self.kv_b_proj(latent).view(*latent.shape[:-1], self.heads, -1)
         k, v = mla_key_value(kv, key, cos, sin, self.spec.qk_nope_head_dim)
         return k, v
 

@@ -5,19 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flopwright.kernels.embedding.op import embedding
+from flopwright.models.parallel import TensorParallel
 
 
 class Embedding(nn.Module):
-    """Rows of a table by token: [...] int64 to [..., hidden]."""
+    """Rows of a table by token: [B, S] int64 to [B, S, hidden].
+
+    Each tensor-parallel rank holds `held` of the rows and gets its own tokens' states.
+    """
 
     def __init__(
-        self, rows: int, hidden: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        rows: int,
+        hidden: int,
+        held: int,
+        tensor: TensorParallel,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, hidden, dtype=dtype, device=device))
+        self.weight = nn.Parameter(torch.empty(held, hidden, dtype=dtype, device=device))
+        self.rows, self.tensor = rows, tensor
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Returns the tokens' rows."""
-        rows: Tensor = embedding(tokens, self.weight)
-        return rows
+        found = self.tensor.embed(tokens, self.weight, self.rows)
+        return self.tensor.scatter(found, "embed_tokens")

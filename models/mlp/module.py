@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopwright.kernels.swiglu.op import swiglu
-from flopwright.models.projection.module import Projection
+from flopwright.models.parallel import TensorParallel, WholeMatrices
+from flopwright.models.projection.module import Projection, RowProjection
 from flopwright.models.saving import narrow, region
 
 # Recompute groups of the activation between the matrices.
@@ -17,7 +18,10 @@ ACTIVATION: Final = ("swiglu", "act")
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate(x)) * up(x)), or down(gelu(up(x))) with the tanh form of GELU."""
+    """down(silu(gate(x)) * up(x)), or down(gelu(up(x))) with the tanh form of GELU.
+
+    Tensor-parallel ranks cut `width` between them; `name` says in traces what travels.
+    """
 
     def __init__(
         self,
@@ -26,25 +30,34 @@ class FeedForward(nn.Module):
         width: int,
         *,
         bias: bool = False,
+        tensor: TensorParallel | None = None,
+        name: str = "mlp",
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.name, self.tensor = kind, name, tensor or WholeMatrices()
+        width //= self.tensor.size
         if kind == "swiglu":
             self.gate_proj = Projection(hidden, width, bias=bias, dtype=dtype, device=device)
         self.up_proj = Projection(hidden, width, bias=bias, dtype=dtype, device=device)
-        self.down_proj = Projection(width, hidden, bias=bias, dtype=dtype, device=device)
+        self.down_proj = RowProjection(
+            width, hidden, self.tensor, f"{name}.down_proj", bias=bias, dtype=dtype, device=device
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns a tensor like x."""
         if self.kind == "swiglu":
-            gate, up = narrow(self.gate_proj(x)), narrow(self.up_proj(x))
+            gate, up = map(narrow, self._raised(x, self.gate_proj, self.up_proj))
             inner = region(ACTIVATION, swiglu, gate, up)
         else:
-            inner = region(ACTIVATION, _gelu, narrow(self.up_proj(x)))
+            (up,) = self._raised(x, self.up_proj)
+            inner = region(ACTIVATION, _gelu, narrow(up))
         out: Tensor = self.down_proj(inner)
         return out
+
+    def _raised(self, x: Tensor, *projections: Projection) -> tuple[Tensor, ...]:
+        return self.tensor.columns(x, [p.matrix for p in projections], f"{self.name}.up")
 
 
 def _gelu(x: Tensor) -> Tensor:

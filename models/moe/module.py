@@ -16,6 +16,7 @@ from flopwright.kernels.swiglu.op import swiglu_packed
 from flopwright.models.mlp.module import FeedForward
 from flopwright.models.moe.dispatch import Dispatched, Dispatcher, LocalDispatch
 from flopwright.models.moe.router import Router
+from flopwright.models.parallel import TensorParallel
 from flopwright.models.saving import drops, narrow, region, remembered, running_again
 from flopwright.spec.model import ModelSpec
 
@@ -27,7 +28,8 @@ DOWN: Final = "moe_down"  # the recompute group of the experts' results
 class Experts(nn.Module):
     """The routed experts that live on this rank, stacked along dimension 0.
 
-    `first_expert` is the global number of the first one.
+    `first_expert` is the global number of the first one, `width` this rank's part of the
+    inner width.
     """
 
     def __init__(
@@ -69,6 +71,9 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Routed plus shared experts: [B, S, hidden] to [B, S, hidden].
 
+    Ranks that cut each expert hold expert_intermediate_size / etp_size of its inner width; their
+    dispatcher sums the results.
+
     Attributes:
         routing_replay: [B * S, k] choices to take instead of the router's, None for its own.
         last_choices: [B * S, k] choices of the last forward pass.
@@ -84,6 +89,8 @@ class MixtureOfExperts(nn.Module):
         ep_rank: int,
         ep_size: int,
         *,
+        etp_size: int = 1,
+        tensor: TensorParallel | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -95,14 +102,18 @@ class MixtureOfExperts(nn.Module):
         self.spec = moe
         self.dispatcher: Dispatcher = dispatcher or LocalDispatch()
         self.gate = Router(moe, hidden, dtype=dtype, device=device)
-        self.experts = Experts(local, ep_rank * local, hidden, width, dtype=dtype, device=device)
+        assert width % etp_size == 0
+        self.experts = Experts(
+            local, ep_rank * local, hidden, width // etp_size, dtype=dtype, device=device
+        )
         self.shared_experts = (
             FeedForward(
-                spec.mlp.kind, hidden, moe.num_shared_experts * width, dtype=dtype, device=device
+                spec.mlp.kind, hidden, moe.num_shared_experts * width, tensor=tensor,
+                name="shared_experts", dtype=dtype, device=device,
             )
             if moe.num_shared_experts
             else None
-        )
+        )  # fmt: skip
         self.routing_replay: Tensor | None = None
         self.last_choices: Tensor | None = None
         self.last_loads: Tensor | None = None

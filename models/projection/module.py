@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flopwright.kernels.linear.op import linear
+from flopwright.models.parallel import Matrix, TensorParallel
 
 
 class Projection(nn.Module):
@@ -26,7 +27,62 @@ class Projection(nn.Module):
             nn.Parameter(torch.empty(width_out, dtype=dtype, device=device)) if bias else None
         )
 
+    @property
+    def matrix(self) -> Matrix:
+        """Weight and bias, for products that several projections share an input of."""
+        return self.weight, self.bias
+
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., width_out]."""
         y: Tensor = linear(x, self.weight, self.bias)
         return y
+
+
+class ColumnProjection(Projection):
+    """A projection of which each tensor-parallel rank holds rows; it reads all tokens."""
+
+    def __init__(
+        self,
+        width_in: int,
+        width_out: int,
+        tensor: TensorParallel,
+        name: str,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(width_in, width_out, dtype=dtype, device=device)
+        self.tensor, self.name = tensor, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns this rank's columns of all tokens' results."""
+        (y,) = self.tensor.columns(x, [self.matrix], self.name)
+        return y
+
+
+class RowProjection(Projection):
+    """A projection of which each tensor-parallel rank holds columns; it sums over the ranks.
+
+    `width_in` is this rank's part of the inputs. The bias is whole, and added to the sum.
+    """
+
+    def __init__(
+        self,
+        width_in: int,
+        width_out: int,
+        tensor: TensorParallel,
+        name: str,
+        *,
+        bias: bool = False,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(width_in, width_out, bias=bias, dtype=dtype, device=device)
+        self.tensor, self.name = tensor, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the sums, of this rank's tokens."""
+        if self.tensor.size == 1:
+            return super().forward(x)
+        summed = self.tensor.scatter(linear(x, self.weight, None), self.name)
+        return summed if self.bias is None else summed + self.bias

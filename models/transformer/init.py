@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from flopwright.models.moe.module import Experts
+from flopwright.models.slices import Places, own_part
+from flopwright.plan.sharding import tensor_cuts
 from flopwright.spec.model import ModelSpec
+from flopwright.spec.parameters import ParamTensor, parameters
+
+_WHOLE: Final[Places] = {"tp": (1, 0), "ep": (1, 0), "etp": (1, 0)}
 
 
 def weight_std(spec: ModelSpec, name: str) -> float:
@@ -30,9 +37,40 @@ def _generator(seed: int, name: str, expert: int | None) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def _normal_(tensor: Tensor, std: float, generator: torch.Generator) -> None:
+def _drawn(shape: tuple[int, ...], std: float, generator: torch.Generator) -> Tensor:
     # Drawn on the CPU in fp32, so that device and dtype do not change the draw.
-    tensor.copy_(torch.randn(tensor.shape, generator=generator).mul_(std))
+    return torch.randn(shape, generator=generator).mul_(std)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """First values of a stage's matrices: each a rank's part of the whole matrix's.
+
+    Attributes:
+        first: number of the first expert here, by the name of a stacked tensor.
+    """
+
+    spec: ModelSpec
+    seed: int
+    places: Places
+    first: dict[str, int]
+    tensors: dict[str, ParamTensor]
+
+    def fill_(self, name: str, p: Tensor) -> None:
+        std, whole = weight_std(self.spec, name), self.tensors.get(name)
+        if name in self.first:
+            cuts = () if whole is None else tensor_cuts(whole)[1:]
+            shape = tuple(p.shape[1:]) if whole is None else whole.shape[1:]
+            for i in range(p.shape[0]):
+                generator = _generator(self.seed, name, self.first[name] + i)
+                drawn = _drawn(shape, std, generator).unsqueeze(0)
+                p[i].copy_(own_part(drawn, cuts, self.places).squeeze(0))
+            return
+        tied = name == "lm_head.weight" and self.spec.tied_embeddings
+        source = "model.embed_tokens.weight" if tied else name
+        shape = tuple(p.shape) if whole is None else whole.shape
+        drawn = _drawn(shape, std, _generator(self.seed, source, None))
+        p.copy_(drawn if whole is None else own_part(drawn, tensor_cuts(whole), self.places))
 
 
 @torch.no_grad()
@@ -48,16 +86,12 @@ def init_weights_(module: nn.Module, spec: ModelSpec, seed: int) -> None:
         if isinstance(m, Experts)
         for leaf in ("gate_up_proj", "down_proj")
     }
+    places: Places = getattr(module, "places", _WHOLE)
+    draw = _Draw(spec, seed, places, first, {p.name: p for p in parameters(spec)})
     for name, p in module.named_parameters():
-        if name in first:
-            for i in range(p.shape[0]):
-                expert = first[name] + i
-                _normal_(p[i], weight_std(spec, name), _generator(seed, name, expert))
-        elif p.ndim == 1:
+        if p.ndim == 1:
             p.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
-            tied = name == "lm_head.weight" and spec.tied_embeddings
-            source = "model.embed_tokens.weight" if tied else name
-            _normal_(p, weight_std(spec, name), _generator(seed, source, None))
+            draw.fill_(name, p)
     for _name, b in module.named_buffers():
         b.zero_()

@@ -18,12 +18,19 @@ from flopwright.models.mlp.module import FeedForward
 from flopwright.models.moe.dispatch import Dispatcher
 from flopwright.models.moe.module import MixtureOfExperts
 from flopwright.models.norm.module import NORMS
-from flopwright.models.projection.module import Projection
+from flopwright.models.parallel import (
+    ContextParallel,
+    TensorParallel,
+    WholeMatrices,
+    WholeSequences,
+)
+from flopwright.models.projection.module import ColumnProjection, Projection
 from flopwright.models.rotary import RotaryTable
 from flopwright.models.saving import layer_region, region
 from flopwright.models.transformer.init import init_weights_ as init_weights_
+from flopwright.plan.sharding import Axis, Cut, tensor_cuts
 from flopwright.spec.model import MlaAttention, ModelSpec
-from flopwright.spec.parameters import EMBEDDING_LAYER
+from flopwright.spec.parameters import EMBEDDING_LAYER, layer_parameters
 
 
 class Layer(nn.Module):
@@ -59,16 +66,24 @@ class Body(nn.Module):
 
     def __init__(self, layers: dict[str, Layer]) -> None:
         super().__init__()
-        self.embed_tokens = self.embed_positions = self.norm = None
+        # Named here, so that parameters come in the model's order.
+        self.register_module("embed_tokens", None)
+        self.register_module("embed_positions", None)
         self.layers = nn.ModuleDict(layers)
+        self.register_module("norm", None)
 
 
 class Stage(nn.Module):
     """The given layers of a model; its parameter names are those of the whole model.
 
+    B batch, S the tokens of a sequence that this rank reads (all but where ranks cut sequences
+    between them), S' those that it holds between layers (models/parallel.py).
+
     Attributes:
         layer_numbers: layers held, ascending; -1 the embeddings, num_layers the head.
         has_embedding, has_head: whether they are among them.
+        tensor, context: the ranks that share its matrices and its sequences.
+        places: (ranks, this rank's index) of the groups that cut tensors (plan/sharding.py).
     """
 
     lm_head: Projection | None
@@ -79,9 +94,13 @@ class Stage(nn.Module):
         layer_numbers: tuple[int, ...],
         body: Body,
         rotary: RotaryTable | None,
+        tensor: TensorParallel,
+        context: ContextParallel,
+        places: dict[Axis, tuple[int, int]],
     ) -> None:
         super().__init__()
         self.rotary = rotary
+        self.tensor, self.context, self.places = tensor, context, places
         self.spec, self.layer_numbers = spec, layer_numbers
         self.has_embedding = EMBEDDING_LAYER in layer_numbers
         self.has_head = spec.num_layers in layer_numbers
@@ -104,19 +123,53 @@ class Stage(nn.Module):
         """Returns the derived tables that ops save but that are no activations (angles)."""
         return [] if self.rotary is None else self.rotary.tables()
 
+    def tp_whole_names(self) -> frozenset[str]:
+        """Returns the trainable tensors that stand whole on every tensor-parallel rank.
+
+        Routed experts are not among them: expert groups say where they stand.
+        """
+        layers = self.layer_numbers
+        whole = {
+            p.name
+            for layer in layers
+            for p in layer_parameters(self.spec, layer)
+            if p.role != "expert" and not tensor_cuts(p)
+        }
+        return frozenset(n for n, p in self.named_parameters() if p.requires_grad and n in whole)
+
+    def tp_partial_names(self) -> frozenset[str]:
+        """Returns those of which each of these ranks sees other tokens.
+
+        Their gradient is the sum of the ranks'.
+        """
+        return self.tp_whole_names() if self.tensor.sequence_parallel else frozenset()
+
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Returns the hidden states [batch, seq, hidden] of tokens [batch, seq].
+        """Returns the hidden states [B, S', hidden] of tokens [B, S].
 
         The first token stands at position `start`.
         """
         assert self.model.embed_tokens is not None
         x: Tensor = self.model.embed_tokens(tokens)
-        if self.model.embed_positions is not None:
-            x = x + self.model.embed_positions.weight[start : start + tokens.shape[1]]
-        return x
+        if self.model.embed_positions is None:
+            return x
+        table = self.model.embed_positions.weight
+        if self.tensor.size == self.context.size == 1:
+            return x + table[start : start + tokens.shape[1]]
+        positions = self.context.positions(tokens.shape[1], tokens.device)
+        own = self.tensor.own_tokens(positions.unsqueeze(0)).squeeze(0)
+        return x + table.index_select(0, own)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Returns the mean nats a token of this rank's sequences; see `loss` of models/head.
+
+        Args:
+            logits: as `forward` returns them; targets: [B, S] int64.
+        """
+        return self.tensor.loss(logits, targets, self.spec.vocab_size)
 
     def head(self, x: Tensor) -> Tensor:
-        """Returns the logits [batch, seq, vocabulary] of hidden states."""
+        """Returns the logits [B, S, this rank's part of the vocabulary] of hidden states."""
         assert self.model.norm is not None
         assert self.lm_head is not None
         logits: Tensor = self.lm_head(region("norm", self.model.norm, x))
@@ -133,8 +186,8 @@ class Stage(nn.Module):
         """Returns logits where the stage holds the head, otherwise hidden states.
 
         Args:
-            x: tokens [batch, seq] int64 where it holds the embeddings, otherwise hidden
-                states [batch, seq, hidden].
+            x: tokens [B, S] int64 where it holds the embeddings, otherwise hidden states
+                [B, S', hidden].
             cache: of the positions before; x stands after them and is added. No gradients.
         """
         start = 0 if cache is None else cache.advance(x.shape[1])
@@ -146,11 +199,11 @@ class Stage(nn.Module):
         return self.head(x) if self.has_head else x
 
 
-def _rotary(spec: ModelSpec) -> RotaryTable | None:
+def _rotary(spec: ModelSpec, context: ContextParallel) -> RotaryTable | None:
     attn = spec.attention
     if isinstance(attn, MlaAttention):
-        return RotaryTable(attn.rope, attn.qk_rope_head_dim)
-    return RotaryTable(attn.rope, attn.head_dim) if attn.rope is not None else None
+        return RotaryTable(attn.rope, attn.qk_rope_head_dim, context)
+    return RotaryTable(attn.rope, attn.head_dim, context) if attn.rope is not None else None
 
 
 @dataclass(frozen=True)
@@ -159,8 +212,9 @@ class _Builder:
 
     spec: ModelSpec
     dispatcher: Dispatcher | None
-    ep_rank: int
-    ep_size: int
+    places: dict[Axis, tuple[int, int]]
+    tensor: TensorParallel
+    context: ContextParallel
     dtype: torch.dtype
     device: torch.device
 
@@ -168,30 +222,57 @@ class _Builder:
     def place(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "device": self.device}
 
+    @property
+    def shared(self) -> dict[str, Any]:
+        return {"tensor": self.tensor, "context": self.context, **self.place}
+
     def norm(self) -> nn.Module:
         spec = self.spec
         return NORMS[spec.norm](spec.hidden_size, spec.norm_eps, **self.place)
 
-    def embedding(self, rows: int) -> Embedding:
-        return Embedding(rows, self.spec.hidden_size, **self.place)
+    def embedding(self) -> Embedding:
+        rows, hidden = self.spec.vocab_size, self.spec.hidden_size
+        return Embedding(rows, hidden, self._own_vocabulary(), self.tensor, **self.place)
+
+    def position_table(self) -> Embedding:
+        rows, hidden = self.spec.max_seq_len, self.spec.hidden_size
+        return Embedding(rows, hidden, rows, WholeMatrices(), **self.place)
+
+    def _own_vocabulary(self) -> int:
+        """Returns the rows of embedding and head that this rank holds."""
+        size, index = self.places["tp"]
+        ((start, stop),) = Cut(dim=0, axis="tp").ranges(self.spec.vocab_size, size, index)
+        return stop - start
 
     def attention(self, layer: int, rotary: RotaryTable | None) -> nn.Module:
         attn, hidden, eps = self.spec.attention, self.spec.hidden_size, self.spec.norm_eps
         if isinstance(attn, MlaAttention):
             assert rotary is not None
-            return LatentAttention(attn, hidden, eps, rotary, **self.place)
+            return LatentAttention(attn, hidden, eps, rotary, **self.shared)
         window = self.spec.sliding_window(layer)
-        return GroupedQueryAttention(attn, hidden, eps, rotary, window=window, **self.place)
+        return GroupedQueryAttention(attn, hidden, eps, rotary, window=window, **self.shared)
 
     def feed_forward(self, layer: int) -> nn.Module:
         spec = self.spec
         if spec.is_moe_layer(layer):
+            size, index = self.places["ep"]
             return MixtureOfExperts(
-                spec, self.dispatcher, self.ep_rank, self.ep_size, **self.place
+                spec,
+                self.dispatcher,
+                index,
+                size,
+                etp_size=self.places["etp"][0],
+                tensor=self.tensor,
+                **self.place,
             )
         mlp = spec.mlp
         return FeedForward(
-            mlp.kind, spec.hidden_size, mlp.intermediate_size, bias=mlp.bias, **self.place
+            mlp.kind,
+            spec.hidden_size,
+            mlp.intermediate_size,
+            bias=mlp.bias,
+            tensor=self.tensor,
+            **self.place,
         )
 
     def layer(self, number: int, rotary: RotaryTable | None) -> Layer:
@@ -199,8 +280,8 @@ class _Builder:
         return Layer(self.attention(number, rotary), self.feed_forward(number), norms)
 
     def head(self) -> Projection:
-        spec = self.spec
-        return Projection(spec.hidden_size, spec.vocab_size, **self.place)
+        rows = self._own_vocabulary()
+        return ColumnProjection(self.spec.hidden_size, rows, self.tensor, "lm_head", **self.place)
 
 
 def build_stage(
@@ -210,6 +291,10 @@ def build_stage(
     dispatcher: Dispatcher | None = None,
     ep_rank: int = 0,
     ep_size: int = 1,
+    etp_rank: int = 0,
+    etp_size: int = 1,
+    tensor: TensorParallel | None = None,
+    context: ContextParallel | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Stage:
@@ -220,16 +305,26 @@ def build_stage(
         dispatcher: how rows reach their experts; all experts local by default.
         ep_rank, ep_size: which slice of the experts to hold: num_experts / ep_size, from
             ep_rank * num_experts / ep_size on.
+        etp_rank, etp_size: which part of each expert's inner width to hold.
+        tensor: the ranks that share the other matrices; this one holds all by default.
+        context: the ranks that share the sequences; this one reads all by default.
     """
-    make = _Builder(spec, dispatcher, ep_rank, ep_size, dtype, torch.device(device))
-    numbers, rotary = tuple(sorted(layers)), _rotary(spec)
+    tensor, context = tensor or WholeMatrices(), context or WholeSequences()
+    places: dict[Axis, tuple[int, int]] = {
+        "tp": (tensor.size, tensor.index),
+        "ep": (ep_size, ep_rank),
+        "etp": (etp_size, etp_rank),
+    }
+    place = torch.device(device)
+    make = _Builder(spec, dispatcher, places, tensor, context, dtype, place)
+    numbers, rotary = tuple(sorted(layers)), _rotary(spec, context)
     inner = [n for n in numbers if 0 <= n < spec.num_layers]
     body = Body({str(n): make.layer(n, rotary) for n in inner})
-    stage = Stage(spec, numbers, body, rotary)
+    stage = Stage(spec, numbers, body, rotary, tensor, context, places)
     if stage.has_embedding:
-        body.embed_tokens = make.embedding(spec.vocab_size)
+        body.embed_tokens = make.embedding()
         if spec.positions == "learned":
-            body.embed_positions = make.embedding(spec.max_seq_len)
+            body.embed_positions = make.position_table()
     if stage.has_head:
         body.norm, stage.lm_head = make.norm(), make.head()
         if spec.tied_embeddings and body.embed_tokens is not None:
