@@ -27,7 +27,7 @@ def export(
         typer.Option(
             "--target",
             help="a further launcher or framework (repeat it): accelerate, dstack, kubeflow, "
-            "megatron, skypilot, torchtitan",
+            "megatron, skypilot, torchtitan, verl",
         ),
     ] = None,
     image: Annotated[

@@ -11,6 +11,7 @@ import yaml
 
 from flopwright.errors import InputError, Violation
 from flopwright.plan.file import PlanFile
+from flopwright.planner.export import deepspeed_json
 from flopwright.planner.export.target import RENDEZVOUS_PORT, header, placement
 from flopwright.planner.export.text import TargetFile, omission_lines, that_apply
 
@@ -62,14 +63,9 @@ def accelerate_file(plan: PlanFile) -> TargetFile:
 
 
 def _not_expressed(plan: PlanFile) -> tuple[str, ...]:
+    """What neither this file nor the bundle's DeepSpeed JSON says: the program does it."""
     parallel = plan.parallel
     names = ("tp", "cp", "ep")
     axes = [f"{n} {getattr(parallel, n)}" for n in names if getattr(parallel, n) > 1]
-    return that_apply(
-        (
-            (bool(axes), f"{', '.join(axes)}: the training program makes these groups"),
-            (parallel.recompute == "selective", "selective recompute: the program's own"),
-            (parallel.activation_offload, "activation offload: the program's own"),
-            (parallel.fp8_activations, "FP8 storage of saved activations: the program's own"),
-        )
-    )
+    groups = f"{', '.join(axes)}: the training program makes these groups"
+    return (*that_apply([(bool(axes), groups)]), *deepspeed_json.not_expressed(plan))

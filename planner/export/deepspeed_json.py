@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from flopwright.errors import Violation, did_you_mean
 from flopwright.plan.file import PlanFile
+from flopwright.planner.export.text import that_apply
+from flopwright.planner.export.unsaid import NOWHERE, unsaid
 
 # Top-level keys that 0.19.8 reads and an export may write.
 KNOWN_KEYS: Final = frozenset(
@@ -99,6 +101,8 @@ def _zero(plan: PlanFile) -> dict[str, Any]:
     }
     if parallel.optimizer_offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if parallel.parameter_offload:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     if parallel.zero_stage == 3:
         zero["sub_group_size"] = _SUB_GROUP_ELEMENTS
         hidden = plan.scenario.model.hidden_size
@@ -131,38 +135,55 @@ def unknown_keys(config: Mapping[str, Any]) -> tuple[Violation, ...]:
 
 def not_expressed(plan: PlanFile) -> tuple[str, ...]:
     """Returns what of the plan the DeepSpeed file cannot say; the training program does it."""
-    parallel, workload = plan.parallel, plan.scenario.workload
-    optimizer, precision = workload.optimizer, workload.precision
-    claims = (
-        (True, f"optimizer {optimizer.kind} and its learning rate: the program passes its own"),
+    parallel, precision = plan.parallel, plan.scenario.workload.precision
+    own = that_apply(
         (
-            parallel.pp > 1,
-            f"pp {parallel.pp} with schedule {parallel.schedule}"
-            + (f" and vpp {parallel.vpp}" if parallel.vpp > 1 else "")
-            + ": the program builds the stages and runs gradient_accumulation_steps micro-batches",
-        ),
-        (parallel.layers_per_stage is not None, "layers_per_stage: the program cuts the model"),
-        (parallel.ep > 1, f"ep {parallel.ep}: the program makes the expert groups"),
-        (
-            parallel.dp_replicate > 1 and parallel.zero_stage > 0,
-            f"dp_replicate {parallel.dp_replicate} x dp_shard {parallel.dp_shard}: "
-            "ZeRO shards over all data-parallel ranks",
-        ),
-        (parallel.recompute == "selective", "selective recompute: the program picks the tensors"),
-        (parallel.fp8_activations, "FP8 storage of saved activations: the program stores them"),
-        (
-            parallel.activation_offload and parallel.recompute != "full",
-            "activation offload: the program moves saved tensors",
-        ),
-        (
-            precision.optimizer_state != "fp32"
-            or precision.master_weights not in {"none", "fp32"},
-            f"optimizer state in {precision.optimizer_state}, master weights in "
-            f"{precision.master_weights}: DeepSpeed keeps fp32 unless the program says otherwise",
-        ),
-        (
-            precision.compute not in {"bf16", "fp16", "fp32"},
-            f"compute dtype {precision.compute}: DeepSpeed has no switch for it",
-        ),
+            (
+                parallel.pp > 1,
+                f"pp {parallel.pp} with schedule {parallel.schedule}"
+                + (f" and vpp {parallel.vpp}" if parallel.vpp > 1 else "")
+                + ": the program builds the stages and runs gradient_accumulation_steps "
+                "micro-batches",
+            ),
+            (
+                parallel.layers_per_stage is not None,
+                f"layers_per_stage {parallel.layers_per_stage}: the program cuts the model",
+            ),
+            (parallel.ep > 1, f"ep {parallel.ep}: the program makes the expert groups"),
+            (
+                parallel.dp_replicate > 1 and parallel.zero_stage > 0,
+                f"dp_replicate {parallel.dp_replicate} x dp_shard {parallel.dp_shard}: "
+                "ZeRO shards over all data-parallel ranks",
+            ),
+            (
+                precision.compute not in {"bf16", "fp16", "fp32"},
+                f"compute dtype {precision.compute}: DeepSpeed has no switch for it",
+            ),
+        )
     )
-    return tuple(text for applies, text in claims if applies)
+    offload = () if parallel.recompute == "full" else ("activation_offload",)
+    return own + unsaid(plan, *_PROGRAMS_OWN, *offload)
+
+
+# What the training program passes or does itself, beside the JSON.
+_PROGRAMS_OWN: Final = (
+    "optimizer",
+    "learning_rate",
+    "qk_clip",
+    "budget",
+    "seq_len",
+    "seed",
+    "formats",
+    "gemm",
+    "lora",
+    "expert_load",
+    "batch_ramp",
+    "data_parallel",
+    "recompute",
+    "context_parallel",
+    "sequence_parallel",
+    "etp",
+    "fp8_activations",
+    "gradient_offload",
+    *NOWHERE,
+)

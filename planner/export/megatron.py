@@ -16,6 +16,7 @@ from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import even_split
 from flopwright.planner.export.target import header
 from flopwright.planner.export.text import TargetFile, omission_lines, that_apply
+from flopwright.planner.export.unsaid import NOWHERE, unsaid
 from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec, Moe, YarnScaling
 from flopwright.spec.workload import Workload
 
@@ -23,9 +24,9 @@ FILE: Final = "megatron_args.sh"
 Flag = tuple[str, ...]
 
 # Our schedules that Megatron's own pipeline runs.
-_SCHEDULES: Final = frozenset({"1f1b", "interleaved_1f1b"})
+MEGATRON_SCHEDULES: Final = frozenset({"1f1b", "interleaved_1f1b"})
 # Our recompute tags in Megatron's words (--recompute-modules).
-_MODULES: Final = {
+MODULES: Final = {
     "norm": "layernorm",
     "mla_up": "mla_up_proj",
     "swiglu": "moe_act",
@@ -64,6 +65,7 @@ def megatron_flags(plan: PlanFile) -> tuple[Flag, ...]:
     return (
         *_model_flags(model),
         *_parallel_flags(plan),
+        *_load_flags(plan),
         *_memory_flags(plan),
         *_workload_flags(workload),
     )
@@ -72,7 +74,7 @@ def megatron_flags(plan: PlanFile) -> tuple[Flag, ...]:
 def _check(plan: PlanFile) -> None:
     parallel, model = plan.parallel, plan.scenario.model
     found = []
-    if parallel.pp > 1 and parallel.schedule not in _SCHEDULES:
+    if parallel.pp > 1 and parallel.schedule not in MEGATRON_SCHEDULES:
         found.append(
             Violation(
                 field="parallel.schedule",
@@ -234,14 +236,27 @@ def _parallel_flags(plan: PlanFile) -> Iterator[Flag]:
         yield ("--use-distributed-optimizer",)
 
 
+def _load_flags(plan: PlanFile) -> Iterator[Flag]:
+    load = plan.scenario.workload.expert_load
+    if load.kind == "capacity" and plan.scenario.model.moe is not None:
+        yield "--moe-expert-capacity-factor", f"{load.capacity_factor:g}"
+        yield ("--moe-pad-expert-input-to-capacity",)
+
+
 def _pipeline_flags(plan: PlanFile) -> Iterator[Flag]:
+    layout, parallel = layout_of(plan), plan.parallel
+    if layout is not None:
+        yield "--pipeline-model-parallel-layout", layout
+    elif parallel.vpp > 1:
+        layers = plan.scenario.model.num_layers // parallel.num_chunks
+        yield "--num-layers-per-virtual-pipeline-stage", str(layers)
+
+
+def layout_of(plan: PlanFile) -> str | None:
+    """Returns Megatron's layout of a plan with uneven chunks; None where they are even."""
     parallel, layers = plan.parallel, plan.scenario.model.num_layers
     sizes = parallel.layers_per_stage or even_split(layers, parallel.num_chunks)
-    if len(set(sizes)) == 1:
-        if parallel.vpp > 1:
-            yield "--num-layers-per-virtual-pipeline-stage", str(sizes[0])
-        return
-    yield "--pipeline-model-parallel-layout", pipeline_layout(sizes)
+    return None if len(set(sizes)) == 1 else pipeline_layout(sizes)
 
 
 def pipeline_layout(sizes: tuple[int, ...]) -> str:
@@ -273,26 +288,29 @@ def recompute_modules(plan: PlanFile) -> tuple[str, ...]:
     moe = plan.scenario.model.moe is not None
     mla = isinstance(plan.scenario.model.attention, MlaAttention)
     names = {
-        _MODULES[t]
+        MODULES[t]
         for t in tags
-        if t in _MODULES and (mla or t != "mla_up") and (moe or _MODULES[t] != "moe_act")
+        if t in MODULES and (mla or t != "mla_up") and (moe or MODULES[t] != "moe_act")
     }
     return tuple(sorted(names)) or ("core_attn",)
 
 
 def _workload_flags(workload: Workload) -> Iterator[Flag]:
     precision, optimizer, rate = workload.precision, workload.optimizer, workload.learning_rate
-    samples = workload.num_steps * workload.global_batch_size
+    samples = sum(level.steps * level.batch for level in workload.batch_levels)
     yield "--seq-length", str(workload.seq_len)
     yield "--global-batch-size", str(workload.global_batch_size)
+    if workload.batch_ramp is not None:
+        ramp = workload.batch_ramp
+        ramped = str(-(-ramp.tokens // workload.seq_len))
+        yield "--rampup-batch-size", str(ramp.start), str(ramp.increment), ramped
     yield "--train-samples", str(samples)
     if precision.compute in {"bf16", "fp16"}:
         yield (f"--{precision.compute}",)
     yield from _format_flags(workload)
     yield "--lr", f"{rate.peak:g}"
-    yield "--lr-warmup-samples", str(rate.warmup_steps * workload.global_batch_size)
-    style = {"constant": "constant", "cosine": "cosine", "wsd": "WSD"}[rate.kind]
-    yield "--lr-decay-style", style
+    yield "--lr-warmup-samples", str(_samples_before(workload, rate.warmup_steps))
+    yield "--lr-decay-style", "WSD" if rate.kind == "wsd" else rate.kind
     if rate.kind != "constant":
         yield "--min-lr", f"{rate.final:g}"
     if rate.hold_until_tokens is not None:
@@ -306,6 +324,14 @@ def _workload_flags(workload: Workload) -> Iterator[Flag]:
     yield "--adam-eps", f"{optimizer.eps:g}"
     yield "--clip-grad", f"{optimizer.gradient_clip or 0:g}"
     yield "--seed", str(workload.seed or 1)
+
+
+def _samples_before(workload: Workload, step: int) -> int:
+    """Returns the sequences that the steps before `step` took."""
+    return sum(
+        level.batch * min(level.steps, max(0, step - level.first_step))
+        for level in workload.batch_levels
+    )
 
 
 def _format_flags(workload: Workload) -> Iterator[Flag]:
@@ -332,13 +358,13 @@ def _format_flags(workload: Workload) -> Iterator[Flag]:
 def not_expressed(plan: PlanFile) -> tuple[str, ...]:
     """Returns what of the plan Megatron-LM's arguments do not say."""
     parallel, model = plan.parallel, plan.scenario.model
-    optimizer = plan.scenario.workload.optimizer
+    precision = plan.scenario.workload.precision
     tags = set(parallel.recompute_tags or ("norm", "swiglu", "mla_up"))
     windowed = isinstance(model.attention, GqaAttention) and model.attention.first_window_layer
-    return that_apply(
+    own = that_apply(
         (
             (
-                optimizer.kind == "muon",
+                plan.scenario.workload.optimizer.kind == "muon",
                 "Muon: the arguments name AdamW; a Megatron-LM with a Muon optimizer takes its "
                 "own --optimizer",
             ),
@@ -347,16 +373,40 @@ def not_expressed(plan: PlanFile) -> tuple[str, ...]:
                 f"dp_replicate {parallel.dp_replicate}: the optimizer is sharded over all "
                 "data-parallel ranks",
             ),
-            (parallel.fp8_activations, "FP8 storage of saved activations"),
-            (parallel.activation_offload, "activation offload to host memory"),
-            (parallel.parameter_offload, "parameter offload to host memory"),
             (
-                parallel.recompute == "selective" and not tags <= set(_MODULES),
-                f"recompute of {', '.join(sorted(tags - set(_MODULES)))}",
+                parallel.recompute == "selective" and not tags <= set(MODULES),
+                f"recompute of {', '.join(sorted(tags - set(MODULES)))}",
             ),
             (
                 bool(windowed),
                 "layers that see everything below first_window_layer: --window-size is for all",
             ),
+            (
+                precision.weights != precision.compute,
+                f"weights in {precision.weights}: they are kept in {precision.compute}",
+            ),
+            (
+                precision.master_weights not in {"fp32", "none"},
+                f"master weights in {precision.master_weights}: they are kept in fp32",
+            ),
+            (
+                precision.master_weights == "none" and precision.compute != "fp32",
+                "no master weights: an fp32 copy is kept",
+            ),
         )
     )
+    return own + unsaid(plan, *_NO_FLAG)
+
+
+_NO_FLAG: Final = (
+    "momentum",
+    "qk_clip",
+    "lora",
+    "power_law",
+    "data_parallel",
+    "fp8_activations",
+    "activation_offload",
+    "gradient_offload",
+    "parameter_offload",
+    *NOWHERE,
+)

@@ -12,6 +12,7 @@ from flopwright.planner.export.containers import dstack_file, kubeflow_file, sky
 from flopwright.planner.export.megatron import megatron_file
 from flopwright.planner.export.text import TargetFile
 from flopwright.planner.export.torchtitan import torchtitan_file
+from flopwright.planner.export.verl import verl_file
 
 # Beside the files of every bundle (torchrun, Slurm, DeepSpeed): what is written on request.
 TARGETS: Final[dict[str, Callable[[PlanFile, str | None], TargetFile]]] = {
@@ -21,6 +22,7 @@ TARGETS: Final[dict[str, Callable[[PlanFile, str | None], TargetFile]]] = {
     "megatron": lambda plan, image: megatron_file(plan),
     "skypilot": skypilot_file,
     "torchtitan": lambda plan, image: torchtitan_file(plan),
+    "verl": lambda plan, image: verl_file(plan),
 }
 
 

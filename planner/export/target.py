@@ -21,6 +21,7 @@ TARGET_VERSIONS: Final = {
     "megatron": "Megatron-LM (Megatron Core 0.16)",
     "skypilot": "SkyPilot 0.14.1",
     "torchtitan": "torchtitan 0.2.2",
+    "verl": "verl 0.9.1",
 }
 RENDEZVOUS_PORT: Final = 29500
 PLAN_FILE: Final = "plan.yaml"

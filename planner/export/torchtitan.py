@@ -13,6 +13,7 @@ from flopwright.errors import InputError, Violation
 from flopwright.plan.file import PlanFile
 from flopwright.planner.export.target import header
 from flopwright.planner.export.text import TargetFile, omission_lines, that_apply
+from flopwright.planner.export.unsaid import NOWHERE, unsaid
 from flopwright.spec.model import ModelSpec
 
 FILE: Final = "torchtitan.toml"
@@ -88,7 +89,8 @@ def torchtitan_config(plan: PlanFile) -> dict[str, Table]:
     if rate.kind == "constant":
         scheduler |= {"decay_ratio": 0.0}
     else:
-        scheduler |= {"decay_type": "cosine", "min_lr_factor": rate.final / rate.peak}
+        decay = "linear" if rate.kind == "linear" else "cosine"
+        scheduler |= {"decay_type": decay, "min_lr_factor": rate.final / rate.peak}
     if rate.kind == "wsd":
         assert rate.hold_until_tokens is not None
         scheduler["decay_ratio"] = 1 - rate.hold_until_tokens / workload.total_tokens
@@ -182,7 +184,7 @@ def _training(plan: PlanFile) -> Table:
         "seq_len": workload.seq_len,
         "max_norm": workload.optimizer.gradient_clip or 1e9,
         "steps": workload.num_steps,
-        "enable_cpu_offload": parallel.optimizer_offload,
+        "enable_cpu_offload": parallel.optimizer_offload or parallel.parameter_offload,
         "mixed_precision_param": names[workload.precision.compute],
         "mixed_precision_reduce": "float32",
         "dtype": names.get(workload.precision.master_weights, "float32"),
@@ -217,21 +219,43 @@ def _checkpointing(plan: PlanFile) -> Table:
 
 def _not_expressed(plan: PlanFile) -> tuple[str, ...]:
     parallel, workload = plan.parallel, plan.scenario.workload
-    return that_apply(
+    moved = [n for n in _MOVES if getattr(parallel, n)]
+    own = that_apply(
         (
+            (
+                0 < len(moved) < len(_MOVES),
+                f"{', '.join(moved)} alone: enable_cpu_offload moves weights, gradients and "
+                "optimizer state together",
+            ),
             (workload.optimizer.kind == "muon", "Muon: torchtitan 0.2.2 trains with AdamW"),
             (
-                parallel.recompute == "selective",
-                "which tensors are computed again: torchtitan's selective option 'op' keeps "
-                "matrix products and collectives",
+                parallel.layers_per_stage is not None,
+                f"layers_per_stage {parallel.layers_per_stage}: torchtitan's own split",
             ),
-            (parallel.layers_per_stage is not None, "layers_per_stage: torchtitan's own split"),
-            (parallel.fp8_activations, "FP8 storage of saved activations"),
-            (parallel.activation_offload, "activation offload to host memory"),
             (
-                workload.precision.gemm != "same",
-                f"{workload.precision.gemm} matrix products: add your build's model converter",
+                parallel.recompute == "selective",
+                "its selective option 'op' keeps matrix products and collectives instead",
             ),
-            (workload.seed > 0, "the seed: [debug] seed in later versions"),
         )
     )
+    return own + unsaid(plan, *_NO_FIELD)
+
+
+_MOVES: Final = ("optimizer_offload", "gradient_offload", "parameter_offload")
+_NO_FIELD: Final = (
+    "momentum",
+    "qk_clip",
+    "seed",
+    "formats",
+    "gemm",
+    "lora",
+    "expert_load",
+    "batch_ramp",
+    "data_parallel",
+    "recompute",
+    "context_parallel",
+    "sequence_parallel",
+    "fp8_activations",
+    "activation_offload",
+    *NOWHERE,
+)

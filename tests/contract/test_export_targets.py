@@ -34,6 +34,16 @@ PLANS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "megatron": ("deepseek_v3", {"tp": 2, "pp": 4, "ep": 8, "dp_shard": 8, "zero_stage": 1}),
     "skypilot": ("llama31_70b", {"tp": 4, "pp": 4, "dp_shard": 4, "zero_stage": 1}),
     "torchtitan": ("deepseek_v3", {"ep": 8, "dp_shard": 64, "zero_stage": 3}),
+    "verl": ("deepseek_v3", {"tp": 2, "pp": 4, "ep": 8, "dp_shard": 8, "zero_stage": 1}),
+}
+
+# Plans that take another way through an exporter.
+MORE: Final[dict[str, tuple[tuple[str, dict[str, Any]], ...]]] = {
+    "verl": (
+        ("llama31_8b", {"dp_shard": 32, "cp": 2, "context_parallel": "ulysses", "zero_stage": 3}),
+        ("llama31_70b", {"tp": 8, "pp": 4, "dp_shard": 2, "recompute": "none"}),
+    ),
+    "megatron": (("llama31_70b", {"tp": 8, "pp": 4, "dp_shard": 2, "recompute": "none"}),),
 }
 
 # Ten mistakes a target: (what stands there, what is written instead).
@@ -110,6 +120,18 @@ BROKEN: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("[training]", "[training"),
         ("steps = ", "step = "),
     ),
+    "verl": (
+        ("trainer.nnodes=8", "trainer.nnodez=8"),
+        ("trainer.nnodes=8", "trainer.nnodes=eight"),
+        ("data.train_batch_size=256", "data.train_batch_size=255"),
+        ("model_engine=megatron", "model_engine=megatrons"),
+        ("ppo_mini_batch_size=256", "ppo_mini_batch_size=512"),
+        ("ppo_mini_batch_size=256", "ppo_mini_batch_size=100"),
+        ("actor.ppo_micro_batch_size_per_gpu", "actor.ppo_micro_batch_size_per_rank"),
+        ("tensor_model_parallel_size=2", "tensor_model_parallel_size=3"),
+        ("pipeline_model_parallel_layout", "pipeline_model_parallel_layouts"),
+        ("optim.lr=", "optim.learning_rate="),
+    ),
 }
 
 
@@ -133,8 +155,8 @@ def _plan(model: str, **axes: Any) -> PlanFile:
     return make_plan_file(scenario, parallel, "trial")
 
 
-def _text(target: str) -> tuple[str, str]:
-    model, axes = PLANS[target]
+def _text(target: str, plan: tuple[str, dict[str, Any]] | None = None) -> tuple[str, str]:
+    model, axes = plan or PLANS[target]
     (file,) = target_files(_plan(model, **axes), [target], image=IMAGE)
     return file.name, file.text
 
@@ -175,8 +197,11 @@ def test_the_targets_own_parser_accepts_the_file_and_refuses_mistakes(
     for i, (there, instead) in enumerate(BROKEN[target]):
         assert there in text, there
         texts[f"broken{i}{Path(name).suffix}"] = text.replace(there, instead, 1)
+    good = {name} | {f"more{i}{Path(name).suffix}" for i in range(len(MORE.get(target, ())))}
+    for i, plan in enumerate(MORE.get(target, ())):
+        texts[f"more{i}{Path(name).suffix}"] = _text(target, plan)[1]
     words = parser(target, texts)
-    assert words[name] == ""
+    assert {words[file] for file in good} == {""}
     missed = [BROKEN[target][i] for i in range(10) if not list(words.values())[i + 1]]
     assert not missed
 

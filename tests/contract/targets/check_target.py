@@ -233,6 +233,66 @@ def _layers(text: str) -> list[int]:
     return out
 
 
+def verl(path: Path) -> None:
+    import importlib.util
+
+    from hydra import compose, initialize_config_dir
+
+    body = re.search(r"^VERL_ARGS=\(\n(.*)^\)$", path.read_text(), re.M | re.S)
+    if body is None:
+        raise ValueError("no VERL_ARGS")
+    overrides = shlex.split(body[1])
+    package = Path(importlib.util.find_spec("verl").submodule_search_locations[0])
+    with initialize_config_dir(config_dir=str(package / "trainer" / "config"), version_base=None):
+        config = compose("ppo_trainer", overrides=overrides)
+    for name in ("nnodes", "n_gpus_per_node", "total_training_steps"):
+        if not isinstance(config.trainer[name], int):  # composing takes any type
+            raise TypeError(f"trainer.{name}: {config.trainer[name]!r} is no number")
+    from verl.utils.config import validate_config
+
+    validate_config(config, use_reference_policy=True, use_critic=False)
+    _fits_the_ranks(config)
+    _megatron_core_takes(config)
+
+
+def _fits_the_ranks(config: object) -> None:
+    """What verl's checks leave to its workers: mini-batches that the ranks divide."""
+    actor, trainer = config.actor_rollout_ref.actor, config.trainer
+    ranks = trainer.nnodes * trainer.n_gpus_per_node
+    if actor.strategy == "megatron":
+        m = actor.megatron
+        ranks //= m.tensor_model_parallel_size * m.pipeline_model_parallel_size
+        ranks //= m.context_parallel_size
+    else:
+        ranks //= actor.ulysses_sequence_parallel_size
+    if actor.ppo_mini_batch_size % (ranks * actor.ppo_micro_batch_size_per_gpu):
+        raise ValueError("ppo_mini_batch_size must be divisible by ranks * micro batch")
+
+
+def _megatron_core_takes(config: object) -> None:
+    """Keys of the open records must be fields of Megatron Core's configurations."""
+    actor = config.actor_rollout_ref.actor
+    if actor.strategy != "megatron":
+        return
+    core = Path(sys.prefix).parent / "megatron" / "lib"
+    found = next(core.glob("python3*/site-packages/megatron/core"), None)
+    if found is None:
+        raise ValueError("no Megatron Core beside this environment to know its fields by")
+    for record, source in (
+        (actor.megatron.override_transformer_config, "transformer/transformer_config.py"),
+        (actor.optim.override_optimizer_config, "optimizer/optimizer_config.py"),
+    ):
+        tree = ast.parse((found / source).read_text())
+        fields = {
+            node.target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+        unknown = set(record) - fields - {"attention_backend"}
+        if unknown:
+            raise ValueError(f"Megatron Core has no {', '.join(sorted(unknown))}")
+
+
 CHECKS = {
     "accelerate": accelerate,
     "dstack": dstack,
@@ -240,6 +300,7 @@ CHECKS = {
     "megatron": megatron,
     "skypilot": skypilot,
     "torchtitan": torchtitan,
+    "verl": verl,
 }
 
 
