@@ -18,6 +18,7 @@ from flopwright.executor.launch.request import (
     STEPS_FILE,
     RunEntry,
     RunRequest,
+    SinkName,
     checkpoint_dir,
     measurement_file,
 )
@@ -42,6 +43,8 @@ class LaunchOptions:
         names: names of the results, one a plan; empty takes the plans' own, made unique.
         seed: of weights and data order; None takes the workload's.
         collective_timeout_s: how long a rank waits for others before it ends the run.
+        log_to: where figures go besides the JSONL files.
+        kineto_trace: write a Kineto trace of one step of each plan.
     """
 
     steps: int | None = None
@@ -57,6 +60,8 @@ class LaunchOptions:
     probe_budget_s: float = 45.0
     held_out_sequences: int = 64
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
+    log_to: tuple[SinkName, ...] = ()
+    kineto_trace: bool = False
 
 
 def check_request(
@@ -84,6 +89,7 @@ def check_request(
     found += _names_rule(options.names, len(plans))
     found += _folder_rules(out_dir) if out_dir is not None else []
     found += _software_rules()
+    found += _sink_rules(options.log_to)
     if options.text is not None and not options.text.exists():
         found.append(
             Violation(field="--text", value=str(options.text), rule="no such file or folder")
@@ -91,6 +97,20 @@ def check_request(
     if found:
         raise InputError(found)
     return _request(plans, options, machine, tuple(str(v) for v in mismatch))
+
+
+def _sink_rules(names: Iterable[SinkName]) -> list[Violation]:
+    """Returns the sinks whose package, of the same name, is not there."""
+    return [
+        Violation(
+            field="--log-to",
+            value=name,
+            rule=f"the package {name} is not installed",
+            nearest_fix=f"pip install {name}",
+        )
+        for name in names
+        if importlib.util.find_spec(name) is None
+    ]
 
 
 def _request(
@@ -114,6 +134,8 @@ def _request(
         held_out_sequences=options.held_out_sequences,
         mismatch=mismatch,
         collective_timeout_s=options.collective_timeout_s,
+        log_to=options.log_to,
+        kineto_trace=options.kineto_trace,
     )
 
 

@@ -24,6 +24,7 @@ DATA_DIR: Final = "data"
 
 COLLECTIVE_TIMEOUT_S: Final = 600.0
 
+SinkName = Literal["tensorboard", "wandb", "mlflow"]
 WORKER_MODULE: Final = "flopwright.executor.train.worker"
 
 
@@ -42,6 +43,8 @@ class RunRequest(Spec):
         steps_per_round: steps a plan makes before the next plan has its turn.
         held_out_sequences: held-out sequences the final loss is taken over.
         mismatch: what differs from the plans and was allowed.
+        log_to: where figures go besides the JSONL files (measure/sinks.py).
+        kineto_trace: whether one step of each plan is written as a Kineto trace.
         collective_timeout_s: how long a rank waits for others before it ends the run.
     """
 
@@ -56,6 +59,8 @@ class RunRequest(Spec):
     probe_budget_s: PositiveFloat = 45.0
     held_out_sequences: PositiveInt = 64
     mismatch: tuple[str, ...] = ()
+    log_to: tuple[SinkName, ...] = ()
+    kineto_trace: bool = False
     collective_timeout_s: PositiveFloat = COLLECTIVE_TIMEOUT_S
 
     def workload(self, entry: RunEntry) -> Workload:
@@ -71,6 +76,11 @@ def measurement_file(name: str) -> str:
 def trace_file(name: str) -> str:
     """Returns the file name of an entry's Chrome trace of one step."""
     return f"trace-{name}.json"
+
+
+def kineto_file(name: str, rank: int) -> str:
+    """Returns the path in the run's folder of a rank's Kineto trace of an entry's step."""
+    return f"kineto-{name}/rank-{rank:05d}.json"
 
 
 def checkpoint_dir(name: str) -> str:

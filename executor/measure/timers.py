@@ -20,7 +20,13 @@ from flopwright.plan.mesh import Mesh
 from flopwright.report.trace import TraceEvent
 
 # Which group of the mesh an action's partners are in, by time class; and the exceptions.
-_GROUP_OF_CLASS: Final = {"tp_comm": "tp", "ep_comm": "ep", "pp_comm": "pp", "dp_comm": "dp"}
+_GROUP_OF_CLASS: Final = {
+    "tp_comm": "tp",
+    "cp_comm": "cp",
+    "ep_comm": "ep",
+    "pp_comm": "pp",
+    "dp_comm": "dp_cp",
+}
 WORLD_ACTIONS: Final = frozenset({"clip_norm"})
 _Key = tuple[tuple[int, ...], str, int]
 

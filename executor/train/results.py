@@ -24,6 +24,7 @@ from flopwright.executor.launch.request import (
 from flopwright.executor.measure.fingerprint import fingerprint
 from flopwright.executor.measure.memory import fullest_by_stage
 from flopwright.executor.measure.protocol import StepTimes, noise_floor, summarise
+from flopwright.executor.measure.rates import rates
 from flopwright.executor.measure.timers import StepTrace, without_waiting
 from flopwright.executor.parallel.groups import gather_bytes
 from flopwright.executor.train.rounds import History
@@ -32,7 +33,6 @@ from flopwright.plan.mesh import Mesh
 from flopwright.report.attribution import exposed_time
 from flopwright.report.metrics import TIME_CLASSES, Measurement, StepMetrics
 from flopwright.report.trace import Trace, chrome_trace
-from flopwright.spec.flops import model_flops_per_token
 
 
 def launch_noise_floor(request: RunRequest, times_s: Sequence[float]) -> float | None:
@@ -107,18 +107,14 @@ def make_measurement(
 def _metrics(
     trial: Trial, history: History, times: StepTimes, memory_bytes: tuple[dict[str, int], ...]
 ) -> StepMetrics:
-    workload, step_time_s = trial.workload, times.step_time_s
-    tokens_per_s = workload.tokens_per_step / step_time_s
-    per_gpu = tokens_per_s / trial.plan.world_size
-    flops_per_s = per_gpu * model_flops_per_token(trial.spec, workload.seq_len)
-    peaks = trial.entry.plan.scenario.cluster.node.gpu.peak_flops_per_s
-    peak = peaks.get(workload.precision.compute) or max(peaks.values())
+    step_time_s = times.step_time_s
+    speed = rates(trial.entry.plan.scenario, trial.plan.world_size, step_time_s)
     return StepMetrics(
         step_time_s=step_time_s,
-        tokens_per_s=tokens_per_s,
-        tokens_per_s_per_gpu=per_gpu,
-        model_flops_per_s_per_gpu=flops_per_s,
-        mfu=flops_per_s / peak,
+        tokens_per_s=speed.tokens_per_s,
+        tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
+        model_flops_per_s_per_gpu=speed.model_flops_per_s_per_gpu,
+        mfu=speed.mfu,
         time_s=time_by_class(tuple(history.traces), trial.mesh, step_time_s),
         memory_bytes=memory_bytes,
     )
@@ -172,9 +168,9 @@ def _own_tensors(trial: Trial) -> dict[str, Tensor | TensorSlice]:
     groups = trial.groups
     sliced = expert_slices(trial.chunks.values()) if trial.plan.ep > 1 else frozenset()
     own: dict[str, Tensor | TensorSlice] = {}
-    for name, tensor in trial.state_dict().items():
+    for name, tensor in trial.tensors():
         if name not in sliced:
-            if groups.dp.index == 0:
+            if groups.dp_cp.index == 0:
                 own[name] = tensor
             continue
         if groups.edp.index == 0:

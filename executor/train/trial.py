@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from flopwright.executor.data.batches import Dataset
 from flopwright.executor.launch.request import RunEntry
-from flopwright.executor.measure.memory import SavedBytes, saved_bytes, weight_bytes
+from flopwright.executor.measure.kineto import kineto_trace
+from flopwright.executor.measure.memory import SavedBytes, buffer_bytes, saved_bytes
 from flopwright.executor.measure.timers import ActionTimer, StepTrace
+from flopwright.executor.parallel.activations import ActivationStore
 from flopwright.executor.parallel.data_parallel.choose import clip_gradients, make_data_parallel
 from flopwright.executor.parallel.data_parallel.interface import DataParallel, Trainable
 from flopwright.executor.parallel.experts import AllToAllDispatch
@@ -43,7 +46,9 @@ class StepRecord:
     Attributes:
         loss: mean nats a token over this rank's micro-batches; None off the last stage.
         gradient_norm: before clipping, over the whole model, shape ().
-        timed: False for the step that memory was metered in.
+        timed: False for a step that memory was metered in or that was profiled.
+        metered: whether memory was.
+        loads: tokens of the step, of all ranks, for each expert, by layer of this rank.
         logits: under QK-Clip this rank's (largest attention logit, heads that were clipped).
     """
 
@@ -53,6 +58,8 @@ class StepRecord:
     learning_rate: float
     trace: StepTrace
     timed: bool = True
+    metered: bool = False
+    loads: Mapping[int, Tensor] = field(default_factory=dict)
     logits: tuple[Tensor, Tensor] | None = None
 
 
@@ -75,13 +82,16 @@ class Trial:
     data_parallel: DataParallel
     trainable: Trainable
     runner: Runner = field(init=False)
+    activations: ActivationStore = field(init=False)
     qk_clip: QkClip | None = field(init=False, default=None)
     memory: dict[str, int] = field(default_factory=dict)
     current_step: int = 0
     _norm: Tensor = field(default_factory=lambda: torch.zeros(()))
+    _loads: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         plan, spec = self.plan, self.spec
+        self.activations = ActivationStore(plan, self.chunks, self.timer, self.device)
         microbatches = plan.num_microbatches(self.workload.global_batch_size)
         for block in self.moe_blocks().values():
             block.gate.balance_share = 1.0 / microbatches
@@ -98,6 +108,7 @@ class Trial:
                 dtype=DTYPES[self.workload.precision.weights],
                 device=self.device,
                 hooks=self._hooks(),
+                around=self.activations,
             ),
             groups=self.groups,
             timer=self.timer,
@@ -106,17 +117,26 @@ class Trial:
     def _hooks(self) -> dict[ActionKind, Hook]:
         """Returns what serves the actions that neither compute nor travel between chunks."""
         return {
-            ActionKind.REDUCE_GRADIENTS: lambda _: self.data_parallel.reduce_gradients(),
+            ActionKind.GATHER_WEIGHTS: lambda a: self.data_parallel.gather_weights(*a.part),
+            ActionKind.REDUCE_GRADIENTS: lambda a: self.data_parallel.reduce_gradients(*a.part),
             ActionKind.OPTIMIZER_STEP: lambda _: self._optimizer_step(),
+            **self.activations.hooks(),
         }
 
     def moe_blocks(self) -> dict[int, MixtureOfExperts]:
         """Returns this rank's mixture-of-experts blocks by layer number."""
         return {n: b for stage in self.chunks.values() for n, b in stage.moe_blocks().items()}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Returns this rank's weights and buffers under the whole model's names."""
-        return {n: t for stage in self.chunks.values() for n, t in stage.state_dict().items()}
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields this rank's weights and buffers under the whole model's names; collective.
+
+        They are whole but for what tensor and expert parallelism cut.
+        """
+        yield from self.data_parallel.full_parameters()
+        for stage in self.chunks.values():
+            for name, tensor in stage.state_dict().items():
+                if name not in self.trainable.parameters:
+                    yield name, tensor.detach()
 
     @property
     def plan(self) -> ParallelPlan:
@@ -128,18 +148,23 @@ class Trial:
         """The model."""
         return self.entry.plan.scenario.model
 
-    def run_step(self, step: int, *, meter_memory: bool = False) -> StepRecord:
+    def run_step(
+        self, step: int, *, meter_memory: bool = False, kineto: Path | None = None
+    ) -> StepRecord:
         """Runs optimizer step `step` (0-based) and returns its record.
 
         Args:
             step: fixes the data and the learning rate.
             meter_memory: count tensor bytes by class into `memory`; the step is then slower.
+            kineto: where to write this rank's Kineto trace of the step, which is slower too.
         """
         self.current_step = step
         batch = self._microbatches(step)
         allocated = _start_peak(self.device) if meter_memory else 0
         metering = saved_bytes(self.chunks.values()) if meter_memory else nullcontext()
-        with metering as meter:
+        profiling = kineto_trace(kineto, self.device) if kineto is not None else nullcontext()
+        with profiling, metering as meter:
+            self.activations.watch = None if meter is None else meter.keep
             self.timer.start_step()
             loss_mean = self.runner.run_step(batch)
             trace = self.timer.finish_step()
@@ -151,7 +176,9 @@ class Trial:
             gradient_norm=self._norm,
             learning_rate=learning_rate_at(step, self.workload),
             trace=trace,
-            timed=not meter_memory,
+            timed=not meter_memory and kineto is None,
+            metered=meter_memory,
+            loads=dict(self._loads),
             logits=None if self.qk_clip is None else self.qk_clip.seen,
         )
 
@@ -175,22 +202,23 @@ class Trial:
 
     def _balance_experts(self) -> None:
         """Moves the routers' biases by the loads of all tokens of the step, in one message."""
-        blocks = [b for b in self.moe_blocks().values() if b.loads is not None]
+        blocks = {n: b for n, b in self.moe_blocks().items() if b.loads is not None}
         if not blocks:
             return
-        loads = torch.stack([b.loads for b in blocks if b.loads is not None])
+        loads = torch.stack([b.loads for b in blocks.values() if b.loads is not None])
         with self.timer.action("expert_loads", "dp_comm", loads.numel() * 8):
             self.groups.dp_cp.sum_(loads)
             if self.plan.sequence_parallel:  # each of these ranks routes tokens of its own
                 self.groups.tp.sum_(loads)
-        for block, load in zip(blocks, loads, strict=True):
+        self._loads = dict(zip(blocks, loads, strict=True))
+        for block, load in zip(blocks.values(), loads, strict=True):
             block.gate.update_bias_(load)
             block.reset_loads()
 
     def _memory_by_class(self, meter: SavedBytes, allocated_before: int) -> dict[str, int]:
         """Returns bytes by class; on GPUs what the peak has beyond them is temporary."""
         classes = {
-            "weights": weight_bytes(self.chunks.values()),
+            "weights": self.data_parallel.weight_bytes() + buffer_bytes(self.chunks.values()),
             "gradients": self.data_parallel.gradient_bytes(),
             "optimizer_state": self.data_parallel.optimizer_bytes(),
             "activations": meter.peak_bytes,
@@ -236,6 +264,7 @@ def start_trial(
     named = [item for stage in chunks.values() for item in stage.named_parameters()]
     trainable = Trainable(
         parameters={n: p for n, p in named if p.requires_grad},
+        chunks=chunks,
         expert_names=expert_slices(chunks.values()) if plan.ep > 1 else frozenset(),
         groups=groups,
         optimizer=workload.optimizer,

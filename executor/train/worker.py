@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,7 @@ from flopwright.executor.launch.request import (
     REQUEST_FILE,
     STOP_FILE,
     RunRequest,
+    SinkName,
     read_request,
     write_json,
 )
@@ -186,6 +187,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", choices=("bpe", "characters"), default="bpe")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--allow-mismatch", action="store_true")
+    parser.add_argument("--log-to", action="append", default=[], choices=get_args(SinkName))
+    parser.add_argument("--kineto-trace", action="store_true")
     parser.add_argument("--collective-timeout", type=float, default=COLLECTIVE_TIMEOUT_S)
     parsed = parser.parse_args(arguments)
     if parsed.request is None and (not parsed.plan or parsed.out is None):
@@ -206,6 +209,8 @@ def _request(parsed: argparse.Namespace, out_dir: Path) -> RunRequest:
         tokenizer=parsed.tokenizer,
         seed=parsed.seed,
         allow_mismatch=parsed.allow_mismatch,
+        log_to=tuple(parsed.log_to),
+        kineto_trace=parsed.kineto_trace,
         collective_timeout_s=parsed.collective_timeout,
     )
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from flopwright.executor.launch.local import RunResult
     from flopwright.executor.launch.progress import Progress
     from flopwright.report.metrics import Measurement
+
+
+class LogTo(Enum):
+    """Where figures go besides the JSONL files."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
 
 
 def run(
@@ -59,6 +68,13 @@ def run(
         float,
         typer.Option("--collective-timeout", min=1, help="Seconds a rank waits for others."),
     ] = 600.0,
+    log_to: Annotated[
+        list[LogTo] | None,
+        typer.Option("--log-to", help="Also write figures for these; once each."),
+    ] = None,
+    kineto_trace: Annotated[
+        bool, typer.Option("--kineto-trace", help="Write torch's profile of one step a plan.")
+    ] = False,
     probe: Annotated[
         bool, typer.Option("--probe", help="Measure the machine in the same launch.")
     ] = False,
@@ -71,6 +87,12 @@ def run(
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Keep the measurements in --out only.")
     ] = False,
+    dry: Annotated[
+        bool, typer.Option("--dry", help="Run ranks without values or GPUs; compare with predict.")
+    ] = False,
+    rank: Annotated[
+        str, typer.Option("--rank", help="With --dry: a rank's number, or all-roles.")
+    ] = "0",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run one or more plans for real: train, measure, save, compare losses.
@@ -78,8 +100,15 @@ def run(
     Several plans take turns in one launch, so that they meet the same machine. Ctrl-C ends
     the run after the present round with everything written; a second one ends it at once.
 
+    With --dry no rank but this process exists: it makes the step of the rank asked for, at its
+    true size, on tensors without values, and compares every action, message and matrix
+    product and the memory with the prediction. Exit code 1 says that something differs.
+
     Example: flopwright run plan.yaml --text my_texts/ --steps 200
     """
+    if dry:
+        _dry(plans, rank, as_json=as_json)
+        return
     from flopwright.executor.launch.checks import LaunchOptions
     from flopwright.executor.launch.local import RunFailedError, launch
 
@@ -93,6 +122,8 @@ def run(
         seed=seed,
         allow_mismatch=allow_mismatch,
         collective_timeout_s=collective_timeout,
+        log_to=tuple(sink.value for sink in dict.fromkeys(log_to or ())),
+        kineto_trace=kineto_trace,
         probe=probe,
         probe_budget_s=probe_seconds,
     )
@@ -116,6 +147,21 @@ def run(
     diverged = diverged_plans(result.measurements)
     if diverged:
         typer.echo(f"the loss is not finite: {', '.join(diverged)}", err=True)
+        raise typer.Exit(1)
+
+
+def _dry(plans: list[Path], rank: str, *, as_json: bool) -> None:
+    """Runs plans dry, one after the other; exit code 1 where one differs from its prediction."""
+    from flopwright.cli._dry import dry_run, report
+
+    found = [dry_run(path, rank, quiet=as_json) for path in plans]
+    if as_json:
+        data = [{"plan": p.name, "roles": [r.to_data() for r in results]} for p, results in found]
+        typer.echo(json.dumps(data))
+    else:
+        for plan, results in found:
+            report(plan, results, typer.echo)
+    if any(r.differences for _, results in found for r in results):
         raise typer.Exit(1)
 
 

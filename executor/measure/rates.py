@@ -1,0 +1,39 @@
+"""From a step's time to tokens a second, model FLOP/s and MFU: one convention for every figure.
+
+Model FLOPs count products of weights and of attention once, forward and backward, without
+what is computed again; causal attention is not halved (spec/flops.py). The peak is the dense
+one of the cluster file for the format that the run computes in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flopwright.spec.flops import model_flops_per_token
+from flopwright.spec.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Rates of a step of `world_size` processors."""
+
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    model_flops_per_s_per_gpu: float
+    mfu: float
+
+
+def rates(scenario: Scenario, world_size: int, step_time_s: float) -> Rates:
+    """Returns the rates of a step that took `step_time_s`."""
+    workload = scenario.workload
+    tokens_per_s = workload.tokens_per_step / step_time_s
+    per_gpu = tokens_per_s / world_size
+    flops_per_s = per_gpu * model_flops_per_token(scenario.model, workload.seq_len)
+    peaks = scenario.cluster.node.gpu.peak_flops_per_s
+    peak = peaks.get(workload.precision.compute) or max(peaks.values())
+    return Rates(
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_gpu=per_gpu,
+        model_flops_per_s_per_gpu=flops_per_s,
+        mfu=flops_per_s / peak,
+    )
