@@ -34,7 +34,7 @@ class SavedBytes:
         """Counts a tensor that autograd saves."""
         storage = tensor.untyped_storage()
         address, nbytes = storage.data_ptr(), storage.nbytes()
-        if address in self.excluded or nbytes == 0:
+        if address in self.excluded or nbytes == 0 or _is_weight(tensor):
             return _Kept(tensor, None, 0, 0)
         uses = self._uses.get(address, 0)
         self._uses[address] = uses + 1
@@ -80,6 +80,17 @@ def _addresses(modules: Iterable[nn.Module]) -> Iterator[int]:
     for module in modules:
         for tensor in (*module.parameters(), *module.buffers()):
             yield tensor.untyped_storage().data_ptr()
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """Whether it is a parameter or a view of one: gathered weights' addresses come and go."""
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
+def buffer_bytes(modules: Iterable[nn.Module]) -> int:
+    """Returns the bytes of all buffers, each storage once."""
+    buffers = [b.untyped_storage() for module in modules for b in module.buffers()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in buffers}.values())
 
 
 def weight_bytes(modules: Iterable[nn.Module]) -> int:
