@@ -185,5 +185,6 @@ _PROGRAMS_OWN: Final = (
     "etp",
     "fp8_activations",
     "gradient_offload",
+    "mtp",
     *NOWHERE,
 )

@@ -257,5 +257,6 @@ _NO_FIELD: Final = (
     "sequence_parallel",
     "fp8_activations",
     "activation_offload",
+    "mtp",
     *NOWHERE,
 )

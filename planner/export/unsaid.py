@@ -190,6 +190,11 @@ def _etp(plan: PlanFile) -> str:
     return f"etp {etp}: ranks that cut each expert's matrices" if etp > 1 else ""
 
 
+def _mtp(plan: PlanFile) -> str:
+    layers = plan.scenario.model.mtp_layers
+    return f"{layers} multi-token prediction layers" if layers else ""
+
+
 def _on(name: str, text: str) -> Facet:
     return lambda plan: text if getattr(plan.parallel, name) else ""
 
@@ -218,6 +223,7 @@ FACETS: Final[dict[str, Facet]] = {
     "context_parallel": _context_parallel,
     "sequence_parallel": _sequence_parallel,
     "etp": _etp,
+    "mtp": _mtp,
     "fp8_activations": _on("fp8_activations", "FP8 storage of saved activations"),
     "activation_offload": _on("activation_offload", "activation offload to host memory"),
     "optimizer_offload": _on("optimizer_offload", "optimizer state in host memory"),

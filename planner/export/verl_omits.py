@@ -96,7 +96,7 @@ def _fsdp_claims(plan: PlanFile) -> Claims:
 
 
 _MOVES: Final = ("optimizer_offload", "gradient_offload", "parameter_offload")
-_BOTH: Final = ("qk_clip", "batch_ramp", "data_parallel", "fp8_activations", *NOWHERE)
+_BOTH: Final = ("qk_clip", "batch_ramp", "data_parallel", "fp8_activations", "mtp", *NOWHERE)
 _MEGATRON_HAS_NOT: Final = (
     "power_law",
     "activation_offload",

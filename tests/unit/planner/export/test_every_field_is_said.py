@@ -250,6 +250,14 @@ def test_a_field_of_the_workload_is_said_listed_or_refused(target: str, field: s
     assert not missed
 
 
+@pytest.mark.parametrize("target", sorted(SAYS))
+def test_multi_token_prediction_is_said_or_listed(target: str) -> None:
+    plan = _plan(target, {}, WORKLOAD)
+    model = plan.scenario.model.model_copy(update={"mtp_layers": 1})
+    scenario = plan.scenario.model_copy(update={"model": model})
+    assert SAYS[target](make_plan_file(scenario, plan.parallel, "t")) != SAYS[target](plan)
+
+
 @pytest.mark.parametrize("target", LAUNCHERS)
 def test_a_launcher_starts_the_program_that_reads_the_whole_plan(target: str) -> None:
     text = TARGETS[target](_plan("megatron", {}, WORKLOAD), IMAGE).text
