@@ -28,6 +28,7 @@ _GROUP_OF_CLASS: Final = {
     "dp_comm": "dp_cp",
 }
 WORLD_ACTIONS: Final = frozenset({"clip_norm"})
+_EXPERT_CUT_ACTIONS: Final = ("all_gather:experts", "reduce_scatter:experts", "etp_counts")
 _Key = tuple[tuple[int, ...], str, int]
 
 
@@ -173,10 +174,17 @@ def _partner_keys(events: Sequence[TraceEvent], mesh: Mesh) -> list[_Key | None]
             keys.append(None)
             continue
         seen[event.name] = seen.get(event.name, -1) + 1
-        name = "world" if event.name in WORLD_ACTIONS else _GROUP_OF_CLASS[event.cls]
-        group = mesh.group_of(name, event.rank)
+        group = mesh.group_of(_group_name(event), event.rank)
         keys.append((group, _shared_name(event.name), seen[event.name]))
     return keys
+
+
+def _group_name(event: TraceEvent) -> str:
+    if event.name in WORLD_ACTIONS:
+        return "world"
+    if event.name.startswith(_EXPERT_CUT_ACTIONS):
+        return "etp"
+    return _GROUP_OF_CLASS[event.cls]
 
 
 def _shared_name(name: str) -> str:

@@ -43,10 +43,11 @@ def collect(
     trial: Trial, records: Sequence[StepRecord], world: Group, device: torch.device
 ) -> list[StepRow]:
     """Returns the rows of a turn, the same on every rank."""
+    last_stage = trial.plan.dp * trial.plan.cp * trial.plan.tp  # ranks that know a loss
     losses = torch.zeros(len(records), dtype=torch.float64, device=device)
     for i, record in enumerate(records):
         if record.loss is not None:
-            losses[i] = record.loss.double() / trial.plan.dp
+            losses[i] = record.loss.double() / last_stage
     world.sum_(losses)
     mine = json.dumps([trial.memory, [_packed(record) for record in records]])
     gathered = gather_bytes(mine.encode(), world, device)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from flopwright.executor.train.trial import Trial
-from flopwright.models.transformer.module import loss
 from flopwright.plan.schedules.actions import Action, ActionKind
 from flopwright.plan.schedules.placement import stage_of_chunk
 
@@ -39,7 +38,8 @@ def held_out_loss(trial: Trial, max_sequences: int) -> float:
 def _sum_and_count(trial: Trial, rows: Tensor, valid: int) -> Tensor:
     """Returns (sum of nats, sequences) of one micro-batch on the last chunk, zeros elsewhere."""
     counted = torch.zeros(2, dtype=torch.float64, device=trial.device)
-    links, plan, x = trial.runner.links, trial.plan, rows[:, :-1].contiguous()
+    links, plan, batch = trial.runner.links, trial.plan, trial.micro_batch(rows)
+    x = batch.tokens
     for chunk, stage in trial.chunks.items():
         if chunk > 0 and chunk - 1 not in trial.chunks:
             before = stage_of_chunk(plan, chunk - 1)
@@ -47,8 +47,10 @@ def _sum_and_count(trial: Trial, rows: Tensor, valid: int) -> Tensor:
         x = stage(x)
         if chunk == plan.num_chunks - 1:
             if valid > 0:
-                counted[0] = loss(x[:valid], rows[:valid, 1:].contiguous()).double() * valid
-                counted[1] = valid
+                # Its ranks that share a sequence or a vocabulary count it once together.
+                counted[1] = valid / (plan.cp * plan.tp)
+                mean = trial.loss(x[:valid], batch.targets[:valid])
+                counted[0] = mean.double() * counted[1]
         elif chunk + 1 not in trial.chunks:
             after = stage_of_chunk(plan, chunk + 1)
             links.send(Action(ActionKind.SEND_FORWARD, chunk, peer=after), x)

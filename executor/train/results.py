@@ -27,12 +27,14 @@ from flopwright.executor.measure.protocol import StepTimes, noise_floor, summari
 from flopwright.executor.measure.rates import rates
 from flopwright.executor.measure.timers import StepTrace, without_waiting
 from flopwright.executor.parallel.groups import gather_bytes
+from flopwright.executor.parallel.whole_tensors import joined_tensor
 from flopwright.executor.train.rounds import History
-from flopwright.executor.train.trial import Trial, expert_slices
+from flopwright.executor.train.trial import Trial
 from flopwright.plan.mesh import Mesh
 from flopwright.report.attribution import exposed_time
 from flopwright.report.metrics import TIME_CLASSES, Measurement, StepMetrics
 from flopwright.report.trace import Trace, chrome_trace
+from flopwright.spec.parameters import parameters
 
 
 def launch_noise_floor(request: RunRequest, times_s: Sequence[float]) -> float | None:
@@ -166,14 +168,14 @@ def save_checkpoint(trial: Trial, out_dir: Path, data_dir: Path, steps: int) -> 
 
 def _own_tensors(trial: Trial) -> dict[str, Tensor | TensorSlice]:
     groups = trial.groups
-    sliced = expert_slices(trial.chunks.values()) if trial.plan.ep > 1 else frozenset()
+    params = {p.name: p for p in parameters(trial.spec)}
     own: dict[str, Tensor | TensorSlice] = {}
-    for name, tensor in trial.tensors():
-        if name not in sliced:
-            if groups.dp_cp.index == 0:
+    for name, part in trial.tensors():
+        tensor = joined_tensor(part, params[name], groups)
+        if params[name].role != "expert":
+            if groups.dp_cp.index == groups.tp.index == 0:
                 own[name] = tensor
-            continue
-        if groups.edp.index == 0:
+        elif groups.edp.index == groups.etp.index == 0:
             whole = (tensor.shape[0] * groups.ep.size, *tensor.shape[1:])
             own[name] = TensorSlice(tensor, whole, tensor.shape[0] * groups.ep.index)
     return own

@@ -19,13 +19,18 @@ from flopwright.executor.measure.timers import ActionTimer, StepTrace
 from flopwright.executor.parallel.activations import ActivationStore
 from flopwright.executor.parallel.data_parallel.choose import clip_gradients, make_data_parallel
 from flopwright.executor.parallel.data_parallel.interface import DataParallel, Trainable
-from flopwright.executor.parallel.experts import AllToAllDispatch
 from flopwright.executor.parallel.groups import GroupRegistry, Groups
 from flopwright.executor.parallel.pipeline import Hook, MicroBatch, Runner, StageParts
 from flopwright.executor.parallel.qk_clip import QkClip
+from flopwright.executor.parallel.sharing import (
+    Sharing,
+    make_sharing,
+    tp_partial_names,
+    tp_whole_names,
+)
 from flopwright.models.moe.module import MixtureOfExperts
 from flopwright.models.optim.muon.layout import matrix_layouts
-from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
+from flopwright.models.transformer.module import Stage, init_weights_
 from flopwright.plan.learning_rate import learning_rate_at
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
@@ -33,7 +38,6 @@ from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.actions import ActionKind
 from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.spec.model import ModelSpec
-from flopwright.spec.parameters import EMBEDDING_LAYER
 from flopwright.spec.workload import Workload
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -75,6 +79,7 @@ class Trial:
     workload: Workload
     mesh: Mesh
     groups: Groups
+    sharing: Sharing
     chunks: dict[int, Stage]
     timer: ActionTimer
     dataset: Dataset
@@ -103,8 +108,8 @@ class Trial:
             parts=StageParts(
                 chunks=self.chunks,
                 num_chunks=plan.num_chunks,
-                loss_fn=loss,
-                hidden_shape=(plan.micro_batch_size, self.workload.seq_len, spec.hidden_size),
+                loss_fn=self.loss,
+                hidden_shape=self.sharing.hidden_shape(self.workload.seq_len, spec.hidden_size),
                 dtype=DTYPES[self.workload.precision.weights],
                 device=self.device,
                 hooks=self._hooks(),
@@ -117,8 +122,12 @@ class Trial:
     def _hooks(self) -> dict[ActionKind, Hook]:
         """Returns what serves the actions that neither compute nor travel between chunks."""
         return {
-            ActionKind.GATHER_WEIGHTS: lambda a: self.data_parallel.gather_weights(*a.part),
-            ActionKind.REDUCE_GRADIENTS: lambda a: self.data_parallel.reduce_gradients(*a.part),
+            ActionKind.GATHER_WEIGHTS: lambda a: self.data_parallel.gather_weights(
+                a.chunk, a.microbatch, a.bucket
+            ),
+            ActionKind.REDUCE_GRADIENTS: lambda a: self.data_parallel.reduce_gradients(
+                a.chunk, a.microbatch, a.bucket
+            ),
             ActionKind.OPTIMIZER_STEP: lambda _: self._optimizer_step(),
             **self.activations.hooks(),
         }
@@ -187,10 +196,18 @@ class Trial:
             step, self.groups.coordinates["dp"], self.plan.dp, self.plan.micro_batch_size
         )
         tokens = torch.from_numpy(rows).to(self.device)
-        return [
-            MicroBatch(tokens=t[:, :-1].contiguous(), targets=t[:, 1:].contiguous())
-            for t in tokens
-        ]
+        return [self.micro_batch(t) for t in tokens]
+
+    def micro_batch(self, rows: Tensor) -> MicroBatch:
+        """Returns what this rank reads of whole sequences [sequences, seq_len + 1]."""
+        own = self.sharing.own_tokens
+        return MicroBatch(
+            tokens=own(rows[:, :-1]).contiguous(), targets=own(rows[:, 1:]).contiguous()
+        )
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Returns the mean nats a token of this rank's tokens; see `TensorParallel.loss`."""
+        return self.sharing.tensor.loss(logits, targets, self.spec.vocab_size)
 
     def _optimizer_step(self) -> None:
         if self.qk_clip is not None:
@@ -253,9 +270,9 @@ def start_trial(
     mesh = Mesh(plan)
     groups = registry.build(mesh)
     timer = ActionTimer(torch.distributed.get_rank(), device)
-    dtype = DTYPES[workload.precision.weights]
+    sharing, dtype = make_sharing(plan, groups, timer), DTYPES[workload.precision.weights]
     chunks = {
-        chunk: _build(plan, chunk, spec, groups, timer, dtype, device)
+        chunk: sharing.build_chunk(spec, chunk, dtype, device)
         for chunk in chunks_of_stage(plan, groups.coordinates["pp"])
     }
     for stage in chunks.values():
@@ -265,7 +282,12 @@ def start_trial(
     trainable = Trainable(
         parameters={n: p for n, p in named if p.requires_grad},
         chunks=chunks,
-        expert_names=expert_slices(chunks.values()) if plan.ep > 1 else frozenset(),
+        # Tensor-parallel ranks that hold the same experts see other tokens of theirs.
+        expert_names=expert_slices(chunks.values())
+        if plan.ep * plan.etp * plan.tp > 1
+        else frozenset(),
+        tp_whole_names=tp_whole_names(chunks.values()),
+        tp_partial_names=tp_partial_names(chunks.values()),
         groups=groups,
         optimizer=workload.optimizer,
         precision=workload.precision,
@@ -277,37 +299,13 @@ def start_trial(
         workload=workload,
         mesh=mesh,
         groups=groups,
+        sharing=sharing,
         chunks=chunks,
         timer=timer,
         dataset=dataset,
         device=device,
         data_parallel=make_data_parallel(plan, trainable),
         trainable=trainable,
-    )
-
-
-def _build(
-    plan: ParallelPlan,
-    chunk: int,
-    spec: ModelSpec,
-    groups: Groups,
-    timer: ActionTimer,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Stage:
-    layers = list(plan.chunk_layers(spec.num_layers)[chunk])
-    if chunk == 0:
-        layers.insert(0, EMBEDDING_LAYER)
-    if chunk == plan.num_chunks - 1:
-        layers.append(spec.num_layers)
-    return build_stage(
-        spec,
-        layers,
-        dispatcher=AllToAllDispatch(groups.ep, timer) if plan.ep > 1 else None,
-        ep_rank=groups.ep.index,
-        ep_size=plan.ep,
-        dtype=dtype,
-        device=device,
     )
 
 
