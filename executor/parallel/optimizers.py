@@ -18,6 +18,7 @@ from flopwright.executor.parallel.data_parallel.muon import Orthogonaliser
 from flopwright.executor.parallel.data_parallel.muon_cuts import (
     Held,
     deepspeed_partitions,
+    deepspeed_stage3_partitions,
     held_by,
     local,
 )
@@ -82,9 +83,17 @@ class WeightUpdate(torch.optim.AdamW):
         }
 
     def place_partitions(self, zero: Any) -> None:
-        """Learns what DeepSpeed's flat partitions hold, which took the parameters' places."""
+        """Learns what DeepSpeed's flat partitions hold, which took the parameters' places.
+
+        Args:
+            zero: DeepSpeed's optimizer of any ZeRO stage over this one.
+        """
         names = {p: name for name, p in self._trainable.parameters.items()}
-        self._held = dict(deepspeed_partitions(zero, names, self._trainable.groups))
+        groups = self._trainable.groups
+        if hasattr(zero, "fp32_partitioned_groups_flat"):
+            self._held = dict(deepspeed_stage3_partitions(zero, names, groups.dp_cp))
+        else:
+            self._held = dict(deepspeed_partitions(zero, names, groups))
 
     @overload
     def step(self, closure: None = None) -> None: ...

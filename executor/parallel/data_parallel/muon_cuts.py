@@ -119,6 +119,34 @@ def deepspeed_partitions(
     return out
 
 
+def deepspeed_stage3_partitions(
+    zero: Any, names: Mapping[nn.Parameter, str], group: Group
+) -> dict[Tensor, list[Held]]:
+    """Returns what the flat sub-groups of DeepSpeed's ZeRO-3 optimizer hold, by sub-group.
+
+    Each weight is cut evenly by itself, the last part padded; a sub-group is this rank's parts
+    of some weights behind each other.
+
+    Args:
+        group: the ranks that weights are cut over.
+    """
+    out: dict[Tensor, list[Held]] = {}
+    for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
+        held, offset = [], 0
+        for parameter in parameters:
+            size, numel = int(parameter.partition_numel()), int(parameter.ds_numel)
+            bounds = tuple(
+                (_within(r * size, numel), _within((r + 1) * size, numel))
+                for r in range(group.size)
+            )
+            shape = tuple(parameter.ds_shape)
+            name = names[parameter]
+            held.append(Held(name=name, shape=shape, group=group, bounds=bounds, offset=offset))
+            offset += size
+        out[flat] = held
+    return out
+
+
 def _within(position: int, numel: int) -> int:
     return min(max(position, 0), numel)
 

@@ -62,12 +62,25 @@ PLANS: Final[dict[int, dict[str, dict[str, Any]]]] = {
         "zero1 fp32": {"dp_shard": 2, "zero_stage": 1},
         "zero1 fp32 ep2": {"dp_shard": 2, "ep": 2, "zero_stage": 1},
         "zero1 bf16": {"dp_shard": 2, "zero_stage": 1},
+        "zero2 fp32": {"dp_shard": 2, "zero_stage": 2},
         "dtensor fp64": {"dp_shard": 2},
         "none fp64 tp2": {"tp": 2},
         "none fp64 tp2 etp2": {"tp": 2, "etp": 2},
         "muonclip dp2": {"dp_shard": 2},
         "muonclip ep2": {"dp_shard": 2, "ep": 2},
         "muonclip pp2": {"pp": 2},
+        "muonclip fsdp2 zero1": {"dp_shard": 2, "zero_stage": 1, "data_parallel": "fsdp2"},
+        "muonclip fsdp2 zero2": {"dp_shard": 2, "zero_stage": 2, "data_parallel": "fsdp2"},
+        "muonclip fsdp2 zero3 ep2": {
+            "dp_shard": 2,
+            "ep": 2,
+            "zero_stage": 3,
+            "data_parallel": "fsdp2",
+        },
+        "muonclip tp2": {"tp": 2},
+        "muonclip tp2 etp2": {"tp": 2, "etp": 2},
+        "muonclip cp2 ring": {"cp": 2},
+        "muonclip cp2 ulysses": {"cp": 2, "context_parallel": "ulysses"},
     },
     4: {
         "none fp64 ep2": {"dp_shard": 4, "ep": 2},
@@ -79,6 +92,12 @@ PLANS: Final[dict[int, dict[str, dict[str, Any]]]] = {
         "dtensor fp64 hsdp": {"dp_replicate": 2, "dp_shard": 2},
         "none fp64 tp4": {"tp": 4, "dp_shard": 1},
         "muonclip pp2 dp2 ep2": {"pp": 2, "dp_shard": 2, "ep": 2},
+        "muonclip fsdp2 zero3 tp2": {
+            "tp": 2,
+            "dp_shard": 2,
+            "zero_stage": 3,
+            "data_parallel": "fsdp2",
+        },
     },
 }
 
@@ -260,6 +279,7 @@ def _library_steps(
             ways = plan.ep if n in EXPERTS else 1
             (parameter * slicer(n, gradients[n]) * ways).sum().backward()
         data_parallel.reduce_gradients()
+        data_parallel.finish_gradients()
         data_parallel.step(LR)
         reference.step({n: g.to(factor.dtype) for n, g in gradients.items()}, factor)
     return {

@@ -88,13 +88,13 @@ def test_one_momentum_for_matrices_two_moments_for_the_rest(
         if tp > 1:
             continue  # not every matrix of these is cut
         cut = world // (2 if "hsdp" in name else 1)
-        shards = {"none": 1, "zero1": cut, "dtensor": cut}[name.split()[0]]
+        shards = {"none": 1, "zero1": cut, "zero2": cut, "dtensor": cut}[name.split()[0]]
         dense = NUMBERS["matrices"] - EXPERT_NUMBERS
         numbers = (dense + 2 * NUMBERS["rest"]) / shards
         ep = 2 if "ep2" in name else 1
         numbers += EXPERT_NUMBERS / ep / max(1, shards // ep if shards > 1 else 1)
         masters = (dense + NUMBERS["rest"]) / shards + EXPERT_NUMBERS / ep / max(1, shards // ep)
         exact = numbers * width + masters * master
-        padding = 4 * 2 * 2 * 2 * world * width if "zero1" in name else 0
+        padding = 4 * 2 * 2 * 2 * world * width if "zero" in name else 0
         assert exact <= expected + 1e-9, name
         assert expected <= math.ceil(exact) + padding, name
