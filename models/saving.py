@@ -171,8 +171,8 @@ class Saver:
             if not isinstance(value, Tensor):
                 continue
             known = self._find(value)
-            if place < keep:
-                if known is None or known.source is mine:
+            if place < keep:  # who saves it later keeps it
+                if known is not None and known.source is mine:
                     self._keep(value, known)
             elif known is None:
                 self._learn(value, mine.keeper(-1 - place))

@@ -149,12 +149,15 @@ class _OnHost:
         self.host = host
         self._store, self._keeper = store, keeper
         self._back: tuple[Tensor, Callable[[], None]] | None = None
+        self._watched: object = None
 
     def fetch(self) -> None:
         """Starts the copy, if somebody still needs the tensor."""
         keeper = self._keeper()
         if keeper is not None and self._back is None:
             self._back = self._store.copy_back(self.host)
+            watch = self._store.watch
+            self._watched = None if watch is None else watch(self._back[0])
 
     def bring(self, keeper: Keeper) -> None:
         """Hands the tensor over once it has come."""

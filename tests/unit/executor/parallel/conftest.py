@@ -1,0 +1,8 @@
+"""The programs that the ranks of these tests run stand beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
