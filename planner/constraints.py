@@ -33,9 +33,9 @@ def _has_host_link(scenario: Scenario) -> bool:
 
 
 def _all_gpus(c: Candidates, scenario: Scenario) -> Bools:
-    if scenario.objective == "cost":
-        return np.asarray(c.world_size <= scenario.cluster.num_gpus)
-    return np.asarray(c.world_size == scenario.cluster.num_gpus)
+    if scenario.objective in ("time", "headroom"):
+        return np.asarray(c.world_size == scenario.cluster.num_gpus)
+    return np.asarray(c.world_size <= scenario.cluster.num_gpus)
 
 
 def _fast_links(tp: NDArray[np.int64], scenario: Scenario) -> Bools:
@@ -60,7 +60,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="all_gpus",
         field="parallel.world_size",
-        reason="dp*tp*cp*pp must use every GPU of the cluster (objective time)",
+        reason="dp*tp*cp*pp must use every GPU of the cluster (objective time or headroom)",
         holds=_all_gpus,
         fix=lambda p, s: _use_all(p, s.cluster.num_gpus),
     ),
@@ -107,13 +107,17 @@ RULES: Final[tuple[Rule, ...]] = (
         field="parallel.fp8_activations",
         reason="the GPU has no FP8 format to store activations in",
         holds=lambda c, s: np.asarray((c.fp8_activations == 0) | _has_fp8(s)),
+        memory=True,
         fix=lambda p, s: "turn fp8_activations off",
     ),
     Rule(
         name="fp8_stores_something",
         field="parallel.fp8_activations",
         reason="full recompute keeps no tensor that FP8 storage applies to",
-        holds=lambda c, s: np.asarray((c.fp8_activations == 0) | (c.recompute != _FULL)),
+        holds=lambda c, s: np.asarray(
+            (c.fp8_activations == 0) | (c.recompute != _FULL) | (c.recompute_layers >= 0)
+        ),
+        memory=True,
         fix=lambda p, s: "turn fp8_activations off",
     ),
     Rule(
@@ -124,15 +128,19 @@ RULES: Final[tuple[Rule, ...]] = (
             (c.activation_offload + c.optimizer_offload + c.parameter_offload == 0)
             | _has_host_link(s)
         ),
+        memory=True,
         fix=lambda p, s: "give node.host_link, or turn the offloads off",
     ),
 )
 
 
-def legal(candidates: Candidates, scenario: Scenario) -> Bools:
-    """Returns True where a candidate breaks no rule."""
+MEMORY_RULES: Final = tuple(rule for rule in RULES if rule.memory)
+
+
+def legal(candidates: Candidates, scenario: Scenario, rules: tuple[Rule, ...] = RULES) -> Bools:
+    """Returns True where a candidate breaks none of the rules."""
     out = np.ones(len(candidates), bool)
-    for rule in RULES:
+    for rule in rules:
         out &= rule.holds(candidates, scenario)
     return out
 

@@ -8,7 +8,7 @@ bound): the ranking is then that of replaying every candidate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,10 +18,10 @@ from flopwright.planner.ranking import (
     Floats,
     Ints,
     Priced,
+    best_first,
     comfortable,
     layout_ids,
     objective_value,
-    order,
     select,
 )
 from flopwright.simulator.calibration.files import default_calibration
@@ -35,7 +35,8 @@ from flopwright.simulator.training.stages import PipelineCosts
 from flopwright.simulator.training.waves import many_step_seconds
 from flopwright.spec.scenario import Scenario
 
-BATCH: Final = 64
+# Replayed at once: few at first, as their lists have to be made.
+BATCH: Final = 16
 MAX_REPLAYS: Final = 2048
 # The bound may exceed the replay by rounding, not by more.
 _ROUNDING: Final = 1e-9
@@ -119,10 +120,10 @@ def finalists(
     Candidates with the asked headroom come first; those that only just fit follow where
     there are not enough of them.
     """
-    cosy, ranks = comfortable(priced, scenario), order(priced, scenario)
+    cosy = comfortable(priced, scenario)
     hunt = _Hunt(priced, scenario, calibration, layout_ids(priced.candidates))
-    for tier in (ranks[cosy[ranks]], ranks[(priced.fits & ~cosy)[ranks]]):
-        hunt.through(tier, layouts)
+    for tier in (cosy, priced.fits & ~cosy):
+        hunt.through(best_first(priced, scenario, np.flatnonzero(tier)), layouts)
     return Finalists(
         index=np.concatenate([np.zeros(0, np.int64), *hunt.index]),
         step_time_s=np.concatenate([np.zeros(0), *hunt.times]),
@@ -143,23 +144,30 @@ class _Hunt:
     settled: set[int] = field(default_factory=set)
     proved: bool = True
 
-    def through(self, tier: Ints, layouts: int) -> None:
+    def through(self, tier: Iterator[Ints], layouts: int) -> None:
         """Replays candidates of a tier, best bound first, until `layouts` layouts are known."""
         best: dict[int, float] = {}
-        need, start = layouts - len(self.settled), 0
-        while need > 0 and start < len(tier):
-            known = sorted(best.values())
-            bound = self._values(tier[start : start + 1])[0]
-            if len(known) >= need and known[need - 1] <= bound * (1 + _ROUNDING):
+        need, size = layouts - len(self.settled), BATCH
+        for part in tier:
+            start = 0
+            while start < len(part) and not self._enough(best, need, part[start]):
+                left = MAX_REPLAYS - sum(map(len, self.index))
+                if left <= 0:
+                    self.proved = False
+                    break
+                self._replay(part[start : start + min(size, left)], best)
+                start, size = start + min(size, left), 2 * size
+            if start < len(part):
                 break
-            left = MAX_REPLAYS - sum(map(len, self.index))
-            if left <= 0:
-                self.proved = False
-                break
-            part = tier[start : start + min(BATCH, left)]
-            start += len(part)
-            self._replay(part, best)
         self.settled |= set(best)
+
+    def _enough(self, best: dict[int, float], need: int, candidate: int) -> bool:
+        """Returns whether no candidate from this one on can be among the `need` best layouts."""
+        if need <= 0:
+            return True
+        known = sorted(best.values())
+        bound = self._values(np.array([candidate]))[0]
+        return len(known) >= need and known[need - 1] <= bound * (1 + _ROUNDING)
 
     def _replay(self, part: Ints, best: dict[int, float]) -> None:
         chosen = self.priced.candidates.take(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import Final
 
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.result import InfeasiblePlan, RankedPlan, SearchResult
@@ -13,13 +13,13 @@ from flopwright.report.metrics import StepMetrics
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.spec.base import Spec
-from flopwright.spec.scenario import Scenario
+from flopwright.spec.scenario import Objective, Scenario
 from flopwright.units import plural, show_bytes, show_percent, show_seconds
-
-Objective = Literal["time", "cost"]
 
 # A plan that lacks memory and is faster by less than this is no reason to call memory binding.
 _MEMORY_GAIN: Final = 0.02
+# Objectives that count a step once a GPU.
+_PAID: Final[frozenset[Objective]] = frozenset({"cost", "energy"})
 # Differences below this share of the step are not reasons.
 _NOTICEABLE: Final = 0.001
 _WORTH_TELLING: Final = 0.01
@@ -48,7 +48,7 @@ _PARTS: Final = {
     "actoff": "activations kept in host memory",
     "optoff": "optimizer state kept in host memory",
 }
-_CLASS_WORDS: Final = {
+CLASS_WORDS: Final = {
     "forward": "forward compute",
     "backward": "backward compute",
     "recompute": "recomputation",
@@ -181,15 +181,15 @@ def _memory(result: SearchResult, best: RankedPlan, objective: Objective) -> Bin
         share=round(gain, 6),
         text=(
             f"{first.plan.label()} would be {show_percent(gain)} "
-            f"{'faster' if objective == 'time' else 'cheaper'} but lacks {lacks} "
+            f"{'cheaper' if objective in _PAID else 'faster'} but lacks {lacks} "
             f"on stage {first.stage} (largest class of the best plan: {largest_class(metrics)})"
         ),
     )
 
 
 def _value(plan: ParallelPlan, step_time_s: float, objective: Objective) -> float:
-    """Returns what is minimised: seconds, or GPU-seconds for cost."""
-    return step_time_s * (plan.world_size if objective == "cost" else 1)
+    """Returns what is minimised: seconds, or GPU-seconds for cost and energy."""
+    return step_time_s * (plan.world_size if objective in _PAID else 1)
 
 
 def largest_class(metrics: StepMetrics) -> str:
@@ -210,12 +210,12 @@ def why_it_loses(best: RankedPlan, other: RankedPlan, objective: Objective = "ti
     behind = gpus * b.step_time_s / a.step_time_s - 1
     grown = _differences(a.time_s, {k: gpus * v for k, v in b.time_s.items()})
     least = _NOTICEABLE * a.step_time_s
-    costs = [f"{_CLASS_WORDS[k]} +{show_seconds(d)}" for k, d in grown if d > least][:2]
+    costs = [f"{CLASS_WORDS[k]} +{show_seconds(d)}" for k, d in grown if d > least][:2]
     because = f": {', '.join(costs)}" if costs and behind > 0 else ""
     return f"{100 * behind:+.1f} %{because}"
 
 
 def _differences(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[str, float]]:
-    classes = [k for k in _CLASS_WORDS if k in a or k in b]
+    classes = [k for k in CLASS_WORDS if k in a or k in b]
     pairs = [(k, b.get(k, 0.0) - a.get(k, 0.0)) for k in classes]
     return sorted(pairs, key=lambda p: (-p[1], p[0]))

@@ -9,7 +9,7 @@ import numpy as np
 from flopwright.errors import Violation
 from flopwright.planner.ranking import Ints, Priced, layout_ids, objective_value
 from flopwright.planner.result import InfeasiblePlan
-from flopwright.simulator.training.candidates import RECOMPUTES, Candidates
+from flopwright.simulator.training.candidates import CONTEXTS, RECOMPUTES, SCHEDULES, Candidates
 from flopwright.spec.scenario import Scenario
 from flopwright.units import show_bytes, show_seconds
 
@@ -17,16 +17,31 @@ from flopwright.units import show_bytes, show_seconds
 _FIX_AXES: Final = (
     "layout",
     "fp8_activations",
+    "recompute_tags",
+    "recompute_layers",
     "recompute",
     "activation_offload",
     "optimizer_offload",
+    "gradient_offload",
+    "parameter_offload",
     "zero_stage",
+    "dp_replicate",
     "micro_batch_size",
     "vpp",
+    "schedule",
+    "context_parallel",
+    "etp",
     "ep",
+    "cp",
     "tp",
     "pp",
 )
+_MANY: Final = 1000
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "recompute": RECOMPUTES,
+    "schedule": SCHEDULES,
+    "context_parallel": CONTEXTS,
+}
 
 
 def nearest_infeasible(priced: Priced, scenario: Scenario, count: int) -> Ints:
@@ -85,10 +100,13 @@ def _fix(priced: Priced, index: int) -> str:
     fitting = np.flatnonzero(priced.fits)
     if not len(fitting):
         return ""
-    differs = np.stack([getattr(c, n)[fitting] != getattr(c, n)[index] for n in _FIX_AXES])
-    weight = np.arange(1, len(_FIX_AXES) + 1)[:, None]
-    keys = (differs.sum(axis=0), (differs * weight).sum(axis=0), priced.step_time_s[fitting])
-    chosen = int(fitting[np.lexsort(keys[::-1])[0]])
+    differing = np.zeros(len(fitting), np.int64)
+    for weight, name in enumerate(_FIX_AXES, 1):
+        column = getattr(c, name)
+        # How many axes differ counts most, then which ones.
+        differing += np.where(column[fitting] != column[index], _MANY + weight, 0)
+    least = fitting[differing == differing.min()]
+    chosen = int(least[np.argmin(priced.step_time_s[least])])
     changes = [
         _change(c, n, chosen) for n in _FIX_AXES if getattr(c, n)[chosen] != getattr(c, n)[index]
     ]
@@ -97,8 +115,13 @@ def _fix(priced: Priced, index: int) -> str:
 
 def _change(c: Candidates, name: str, index: int) -> str:
     value = int(getattr(c, name)[index])
-    if name == "recompute":
-        return f"recompute {RECOMPUTES[value]}"
+    if name in _NAMES:
+        return f"{name} {_NAMES[name][value]}"
+    if name == "recompute_tags":
+        listed = ",".join(c.tag_lists[value]) if value >= 0 else "as selective has it"
+        return f"recompute_tags {listed}"
+    if name == "recompute_layers":
+        return f"recompute_layers {value}" if value >= 0 else "all layers recomputed"
     if name == "layout":
         layers = c.plan(index).layers_per_stage
         return "layers spread evenly" if layers is None else f"layers {_runs(layers)}"

@@ -14,6 +14,7 @@ def pareto_front(*objectives: ArrayLike) -> NDArray[np.int64]:
     """
     points = np.stack([np.asarray(o, float) for o in objectives], axis=1)
     order = np.lexsort(points.T[::-1])
+    order = order[_may_be_on_it(points[order])]
     front: list[int] = []
     best = np.empty((0, points.shape[1]))
     for i in order:  # sorted: only earlier points can dominate or equal this one
@@ -22,3 +23,18 @@ def pareto_front(*objectives: ArrayLike) -> NDArray[np.int64]:
         front.append(int(i))
         best = points[front]
     return np.array(front, np.int64)
+
+
+def _may_be_on_it(points: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Returns False for sorted points that an earlier one beats in the last objectives too.
+
+    Only looks at earlier points that are best in the second objective so far, and so keeps
+    some that are dominated; with two objectives, none but equal ones.
+    """
+    if len(points) < 2 or points.shape[1] < 2:
+        return np.ones(len(points), bool)
+    leader = np.minimum.accumulate(points[:, 1])
+    first = np.flatnonzero(np.r_[True, points[1:, 1] < leader[:-1]])
+    last = first[np.searchsorted(first, np.arange(len(points)), side="right") - 1]
+    beaten = (points[last, 1:] <= points[:, 1:]).all(axis=1) & (last != np.arange(len(points)))
+    return np.asarray(~beaten)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwright.simulator.training.candidates import Candidates, axis_names
+from flopwright.errors import InputError, Violation
+from flopwright.planner.result import RankedPlan
+from flopwright.simulator.training.candidates import Candidates, axis_names, distinct
 from flopwright.spec.scenario import Scenario
 
 Floats = NDArray[np.float64]
@@ -22,6 +25,7 @@ LAYOUT_AXES: Final = (
     "pp",
     "cp",
     "ep",
+    "etp",
     "dp_replicate",
     "dp_shard",
     "micro_batch_size",
@@ -29,7 +33,16 @@ LAYOUT_AXES: Final = (
 )
 # Times closer than this (relative) count as equal: then memory, then simplicity decide.
 TIE: Final = 1e-9
-_SWITCHES: Final = ("activation_offload", "optimizer_offload", "fp8_activations", "recompute")
+# Candidates that are sorted at first: more than most searches look at.
+_FIRST_PART: Final = 2048
+_SWITCHES: Final = (
+    "activation_offload",
+    "optimizer_offload",
+    "gradient_offload",
+    "parameter_offload",
+    "fp8_activations",
+    "recompute",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +73,54 @@ def select(priced: Priced, index: Ints, step_time_s: Floats | None = None) -> Pr
 
 
 def objective_value(priced: Priced, scenario: Scenario) -> Floats:
-    """Returns what is minimised: step time, or GPU-seconds a step for cost."""
+    """Returns what is minimised, (C,): see Scenario.objective.
+
+    Where steps only break ties (headroom, gpus), they are the fraction of a whole number.
+    """
+    step, world = priced.step_time_s, priced.candidates.world_size
     if scenario.objective == "cost":
-        return np.asarray(priced.step_time_s * priced.candidates.world_size)
-    return priced.step_time_s
+        return np.asarray(step * world)
+    if scenario.objective == "energy":
+        return np.asarray(step * world * watts(scenario))
+    if scenario.objective == "headroom":
+        return np.asarray(priced.peak_bytes + step / (1.0 + step))
+    if scenario.objective == "gpus":
+        return np.asarray(world + step / (1.0 + step))
+    return step
+
+
+def plan_value(scenario: Scenario, plan: RankedPlan) -> float:
+    """Returns `objective_value` of one ranked plan, refined where it was."""
+    metrics = plan.prediction.metrics
+    peak = metrics.peak_memory_bytes
+    one = Priced(
+        candidates=Candidates.from_plans((plan.plan,)),
+        step_time_s=np.array([plan.best_step_time_s]),
+        peak_bytes=np.array([float(peak)]),
+        peak_stage=np.zeros(1, np.int64),
+        fits=np.ones(1, bool),
+    )
+    return float(objective_value(one, scenario)[0])
+
+
+def watts(scenario: Scenario) -> float:
+    """Returns the power of one GPU at the meter: its rated power with its share of cooling.
+
+    Raises:
+        InputError: the processor's power is not known.
+    """
+    cluster = scenario.cluster
+    power = cluster.node.gpu.power_watts
+    if power is None:
+        raise InputError(
+            Violation(
+                field="objective",
+                value="energy",
+                rule=f"the power of {cluster.node.gpu.name} is not known",
+                nearest_fix="give cluster.node.gpu.power, or use objective cost",
+            )
+        )
+    return power * cluster.power_usage_effectiveness
 
 
 def headroom(priced: Priced, scenario: Scenario) -> Floats:
@@ -94,11 +151,25 @@ def order(priced: Priced, scenario: Scenario) -> Ints:
     return np.lexsort(keys[::-1])
 
 
+def best_first(priced: Priced, scenario: Scenario, index: Ints) -> Iterator[Ints]:
+    """Yields the candidates at `index` in the order of `order`, a part at a time.
+
+    A search rarely looks far: sorting all of hundreds of thousands would take longer.
+    """
+    left, value = index, objective_value(priced, scenario)[index]
+    size = _FIRST_PART
+    while len(left):
+        here = np.ones(len(left), bool)
+        if len(left) > size:
+            here = value <= np.partition(value, size)[size] * (1 + 10 * TIE)
+        part = left[here]
+        yield part[order(select(priced, part), scenario)]
+        left, value, size = left[~here], value[~here], 4 * size
+
+
 def layout_ids(candidates: Candidates) -> Ints:
     """Returns an id for each candidate that is equal exactly within a layout."""
-    table = np.stack([getattr(candidates, n) for n in LAYOUT_AXES], axis=1)
-    _, ids = np.unique(table, axis=0, return_inverse=True)
-    return np.asarray(ids).reshape(-1)
+    return distinct(*(getattr(candidates, n) for n in LAYOUT_AXES))[1]
 
 
 def best_of_each_layout(ordered: Ints, ids: Ints) -> Ints:

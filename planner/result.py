@@ -10,6 +10,7 @@ from flopwright.errors import Violation
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.report.metrics import Prediction
 from flopwright.spec.base import Spec
+from flopwright.spec.workload import GemmRecipe
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
 
@@ -22,6 +23,9 @@ class RankedPlan(Spec):
         headroom: share of GPU memory left at the peak of the fullest stage.
         variants: plans of the same layout that fit (other virtual stages, recompute, storage,
             split).
+        refined_step_time_s: the step by the event engine; None where it was not asked.
+        gemm: the format of matrix products, where the search tries several; None: the
+            scenario's.
     """
 
     rank: int
@@ -29,6 +33,13 @@ class RankedPlan(Spec):
     prediction: Prediction
     headroom: float
     variants: int = 1
+    refined_step_time_s: float | None = None
+    gemm: GemmRecipe | None = None
+
+    @property
+    def best_step_time_s(self) -> float:
+        """The step by the event engine where it was asked, else by the replay."""
+        return self.refined_step_time_s or self.prediction.metrics.step_time_s
 
 
 class InfeasiblePlan(Spec):
@@ -66,6 +77,7 @@ class SearchResult(Spec):
         candidates: legal plans priced; fit: those that memory holds; replayed: those whose
             lowered list was replayed to find the best.
         proved: no plan outside the replayed ones can be among the best.
+        refined: plans that went through the event engine, and are ranked by it.
         ranked: the best plan of each layout, best first.
         infeasible: plans that lack memory: faster ones first where something fits,
             else the nearest to fitting.
@@ -77,10 +89,16 @@ class SearchResult(Spec):
     fit: int
     replayed: int = 0
     proved: bool = True
+    refined: int = 0
     headroom_asked: float
     ranked: tuple[RankedPlan, ...] = ()
     infeasible: tuple[InfeasiblePlan, ...] = ()
     front: tuple[TradeOff, ...] = Field(default=())
+
+    @property
+    def method(self) -> str:
+        """ "exhaustive" where every candidate is ruled out or ranked exactly, else "bounded"."""
+        return "exhaustive" if self.proved else "bounded"
 
     @property
     def best(self) -> RankedPlan | None:

@@ -1,8 +1,11 @@
-"""The search: every legal plan is priced, none is skipped; the best are replayed in full."""
+"""The search: every legal plan is priced, none is skipped; the best are replayed in full.
+
+A bound on every candidate's step first (simulator/training/bounds.py); then best-first
+branch and bound on exact times (exact.py); then, where asked, the event engine (refine.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -21,19 +24,19 @@ from flopwright.planner.ranking import (
     order,
     select,
 )
+from flopwright.planner.recipes import merged, recipe_variants
+from flopwright.planner.refine import refined
 from flopwright.planner.result import InfeasiblePlan, RankedPlan, SearchResult, TradeOff, Verdict
 from flopwright.planner.space import Fixed, legal_candidates
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
+from flopwright.simulator.training.bounds import Progress as Progress
+from flopwright.simulator.training.bounds import bounds
 from flopwright.simulator.training.candidates import Candidates
-from flopwright.simulator.training.evaluate import evaluate
 from flopwright.simulator.training.predict import predict
 from flopwright.spec.scenario import Scenario
 
-# Candidates priced at once: those of one pipeline share most of the work, so few are cut apart.
-CHUNK: Final = 65536
 _MAX_FRONT: Final = 50
-Progress = Callable[[int, int], None]
 
 
 def search(
@@ -43,6 +46,7 @@ def search(
     *,
     fixed: Fixed | None = None,
     progress: Progress | None = None,
+    refine: bool = False,
 ) -> SearchResult:
     """Returns the best plans of a scenario, and the plans that lack memory.
 
@@ -51,13 +55,30 @@ def search(
         calibration: what the simulator prices with; None takes the GPU's public prior.
         top_k: layouts to return, the best plan of each.
         fixed: fields that every plan must have (planner.space.FIXABLE).
-        progress: called with (priced, total) after each chunk.
+        progress: called with (priced, total) now and then.
+        refine: send the best through the event engine, and rank them by what it says.
 
     Raises:
         InputError: no plan is legal, with every rule that stands against the nearest one.
     """
-    candidates = legal_candidates(scenario, fixed)
     calibration = calibration or default_calibration(scenario.cluster.node.gpu)
+    variants = recipe_variants(scenario)
+    results = [
+        _search(variant, calibration, top_k, fixed, progress) for variant in variants.values()
+    ]
+    result = merged(list(zip(variants.items(), results, strict=True)), top_k)
+    return refined(result, variants, calibration) if refine else result
+
+
+def _search(
+    scenario: Scenario,
+    calibration: Calibration,
+    top_k: int,
+    fixed: Fixed | None,
+    progress: Progress | None,
+) -> SearchResult:
+    """Returns the outcome for one format of matrix products, by the replay."""
+    candidates = legal_candidates(scenario, fixed)
     priced = price(scenario, candidates, calibration, progress)
     ids = layout_ids(candidates)
     found = finalists(priced, scenario, top_k, calibration)
@@ -103,25 +124,14 @@ def price(
     progress: Progress | None = None,
 ) -> Priced:
     """Returns the candidates with step time, peak memory and whether they fit."""
-    times, peaks, stages, fits = [], [], [], []
+    found = bounds(scenario, candidates, calibration, progress)
     node = scenario.cluster.node
-    for start in range(0, len(candidates), CHUNK):
-        part = candidates.take(np.arange(start, min(start + CHUNK, len(candidates))))
-        found = evaluate(scenario, part, calibration)
-        times.append(found.step_time_s)
-        peaks.append(found.peak_bytes)
-        stages.append(np.argmax(sum(found.memory_bytes.values()), axis=0))
-        fits.append(
-            (found.peak_bytes <= node.gpu.hbm_bytes) & (found.host_bytes <= node.host_bytes)
-        )
-        if progress is not None:
-            progress(start + len(part), len(candidates))
     return Priced(
         candidates=candidates,
-        step_time_s=np.concatenate(times),
-        peak_bytes=np.concatenate(peaks),
-        peak_stage=np.concatenate(stages),
-        fits=np.concatenate(fits),
+        step_time_s=found.step_time_s,
+        peak_bytes=found.peak_bytes,
+        peak_stage=found.peak_stage,
+        fits=(found.peak_bytes <= node.gpu.hbm_bytes) & (found.host_bytes <= node.host_bytes),
     )
 
 

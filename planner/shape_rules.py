@@ -32,6 +32,7 @@ class Rule:
         holds: candidates, scenario -> True where the rule holds.
         fix: the smallest change for one plan that breaks it.
         shape: whether plan_violations also checks it (it then words the message).
+        memory: whether it reads a memory policy (space_axes.Policy); without one it holds.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Rule:
     holds: Callable[[Candidates, Scenario], Bools]
     fix: Callable[[ParallelPlan, Scenario], str] = lambda plan, scenario: ""
     shape: bool = False
+    memory: bool = False
 
 
 def _lending(c: Candidates) -> NDArray[np.int64]:
@@ -200,6 +202,7 @@ SHAPE_RULES: Final[tuple[Rule, ...]] = (
         reason="known groups, with the recompute policy selective",
         holds=lambda c, s: finer.recompute_lists_are_read(c),
         shape=True,
+        memory=True,
     ),
     Rule(
         name="recompute_depth",
@@ -207,6 +210,7 @@ SHAPE_RULES: Final[tuple[Rule, ...]] = (
         reason="only the recompute policy full reads it",
         holds=lambda c, s: finer.recompute_depth_is_read(c),
         shape=True,
+        memory=True,
     ),
     Rule(
         name="gradient_shards_move",
@@ -214,6 +218,7 @@ SHAPE_RULES: Final[tuple[Rule, ...]] = (
         reason="needs zero_stage 2 or 3 and optimizer_offload",
         holds=lambda c, s: finer.gradients_can_move(c),
         shape=True,
+        memory=True,
     ),
     Rule(
         name="weight_shards_move",
@@ -221,5 +226,6 @@ SHAPE_RULES: Final[tuple[Rule, ...]] = (
         reason="needs zero_stage 3",
         holds=lambda c, s: finer.weights_can_move(c),
         shape=True,
+        memory=True,
     ),
 )

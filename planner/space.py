@@ -1,65 +1,45 @@
 """The search space: every legal candidate of a scenario, as one struct of arrays.
 
 A list that the scenario's `search` leaves empty means every legal value, within the bounds
-named here; `fixed` fields replace both. What is left out on purpose: tensor parallelism
-beyond a node, context parallelism (unless fixed), GPipe (1F1B takes the same time and holds
-fewer micro-batches).
+of space_axes.py; `fixed` fields replace both.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flopwright.errors import InputError, Violation, did_you_mean, divisors
-from flopwright.plan.parallel import even_split
-from flopwright.planner.constraints import RULES, broken_rules, legal, violations
+from flopwright.errors import InputError, Violation, did_you_mean
+from flopwright.plan.parallel import RECOMPUTE_TAGS
+from flopwright.planner.constraints import (
+    MEMORY_RULES,
+    RULES,
+    broken_rules,
+    legal,
+    violations,
+)
+from flopwright.planner.space_product import MAX_POINTS as MAX_POINTS
+from flopwright.planner.space_product import Ints, Space, space_of
+from flopwright.planner.space_product import light_ends_split as light_ends_split
 from flopwright.simulator.training.candidates import CONTEXTS, RECOMPUTES, SCHEDULES, Candidates
-from flopwright.spec.cluster import MAX_GPUS, NodeSpec
+from flopwright.spec.cluster import MAX_GPUS
 from flopwright.spec.model import MAX_LAYERS
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.workload import MAX_BATCH
 
-MAX_VPP: Final = 4
-# Points of the raw product: more would not fit in memory.
-MAX_POINTS: Final = 10_000_000
+Fixed = Mapping[str, int | str | bool]
 _RANGES: Final = {
     "zero_stage": (0, 3),
     "micro_batch_size": (1, MAX_BATCH),
     "recompute_layers": (0, MAX_LAYERS),
 }
-MAX_MICRO_BATCH_SIZE: Final = 16
-Fixed = Mapping[str, int | str | bool]
-Ints = NDArray[np.int64]
-
-_AXES: Final = (
-    "tp",
-    "pp",
-    "vpp",
-    "cp",
-    "ep",
-    "micro_batch_size",
-    "zero_stage",
-    "recompute",
-    "fp8_activations",
-    "activation_offload",
-    "optimizer_offload",
-    "split",
-    "world",
-)
-# Fields that the search leaves at their defaults unless they are fixed.
-_BESIDE: Final = (
-    "etp",
-    "sequence_parallel",
-    "context_parallel",
-    "recompute_layers",
-    "gradient_offload",
-    "parameter_offload",
-)
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "recompute": RECOMPUTES,
+    "schedule": SCHEDULES,
+    "context_parallel": CONTEXTS,
+}
 FIXABLE: Final = (
     "tp",
     "pp",
@@ -75,21 +55,16 @@ FIXABLE: Final = (
     "fp8_activations",
     "activation_offload",
     "optimizer_offload",
-    *_BESIDE,
+    "etp",
+    "sequence_parallel",
+    "context_parallel",
+    "recompute_tags",
+    "recompute_layers",
+    "gradient_offload",
+    "parameter_offload",
 )
-
-
-def light_ends_split(num_layers: int, chunks: int) -> tuple[int, ...]:
-    """Returns layers per chunk with a light chunk first and the other light ones last.
-
-    The first stage also holds the embedding, the last one the head and the loss. With
-    one light chunk it goes first (even_split puts it last).
-    """
-    base, extra = divmod(num_layers, chunks)
-    if extra == 0:
-        return even_split(num_layers, chunks)
-    light = chunks - extra
-    return (base, *(base + 1,) * extra, *(base,) * (light - 1))
+# Shapes that are crossed with policies at once where every point is looked at.
+_CHUNK: Final = 4096
 
 
 def legal_candidates(scenario: Scenario, fixed: Fixed | None = None) -> Candidates:
@@ -97,52 +72,66 @@ def legal_candidates(scenario: Scenario, fixed: Fixed | None = None) -> Candidat
 
     Args:
         scenario: its `search` lists bound the space.
-        fixed: values by field name of ParallelPlan (or "dp") that every candidate must have.
+        fixed: values by field name of ParallelPlan (or "dp") that every candidate must have;
+            recompute_tags as one text, "core_attn,moe_act".
 
     Raises:
         InputError: no candidate is legal; every rule that the nearest one breaks.
     """
-    fixed = _checked(fixed or {})
-    every = _product(scenario, fixed)
-    mask = legal(every, scenario)
-    if mask.any():
-        return every.take(mask)
-    count = np.sum(list(broken_rules(every, scenario).values()), axis=0)
-    nearest = every.plan(int(np.argmin(count)))
-    raise InputError(violations(nearest, scenario))
+    space = _space(scenario, fixed)
+    shapes = np.flatnonzero(legal(space.shapes, scenario))
+    if len(shapes):
+        every = space.cross(shapes)
+        mask = legal(every, scenario, MEMORY_RULES)
+        if mask.any():
+            return every.take(mask)
+    raise InputError(violations(_nearest(space, shapes).plan(0), scenario))
 
 
 def rule_counts(scenario: Scenario, fixed: Fixed | None = None) -> dict[str, int]:
     """Returns how many points of the raw product each rule refuses (rules overlap)."""
-    every = _product(scenario, _checked(fixed or {}))
-    broken = broken_rules(every, scenario)
-    return {rule.name: int(broken[rule.name].sum()) for rule in RULES}
+    space = _space(scenario, fixed)
+    counts = dict.fromkeys((rule.name for rule in RULES), 0)
+    for start in range(0, len(space.shapes), _CHUNK):
+        part = np.arange(start, min(start + _CHUNK, len(space.shapes)))
+        for name, broken in broken_rules(space.cross(part), scenario).items():
+            counts[name] += int(broken.sum())
+    return counts
 
 
-def _checked(fixed: Fixed) -> dict[str, int]:
-    found, out = [], {}
-    choices: dict[str, tuple[str, ...]] = {
-        "recompute": RECOMPUTES,
-        "schedule": SCHEDULES,
-        "context_parallel": CONTEXTS,
-    }
+def _nearest(space: Space, shapes: Ints) -> Candidates:
+    """Returns the point, as one candidate, that breaks the fewest rules."""
+    if not len(shapes):
+        broken = broken_rules(space.shapes, space.scenario)
+        shapes = np.array([int(np.argmin(np.sum(list(broken.values()), axis=0)))])
+    every = space.cross(shapes[:_CHUNK])
+    count = np.sum(list(broken_rules(every, space.scenario).values()), axis=0)
+    return every.take([int(np.argmin(count))])
+
+
+def _space(scenario: Scenario, fixed: Fixed | None) -> Space:
+    codes, tags = _checked(fixed or {})
+    return space_of(scenario, codes, tags)
+
+
+def _checked(fixed: Fixed) -> tuple[dict[str, int], tuple[str, ...] | None]:
+    """Returns the fixed values as codes, and the recompute list where one is fixed."""
+    found: list[Violation] = []
+    out: dict[str, int] = {}
+    tags: tuple[str, ...] | None = None
     for name, value in fixed.items():
         if name not in FIXABLE:
-            found.append(
-                Violation(
-                    field=name, rule="cannot be fixed", nearest_fix=did_you_mean(name, FIXABLE)
-                )
-            )
-        elif name in choices:
-            if value in choices[name]:
-                out[name] = choices[name].index(str(value))
-                continue
-            fix = did_you_mean(str(value), choices[name])
-            found.append(
-                Violation(
-                    field=name, value=str(value), rule="not one of the choices", nearest_fix=fix
-                )
-            )
+            fix = did_you_mean(name, FIXABLE)
+            found.append(Violation(field=name, rule="cannot be fixed", nearest_fix=fix))
+        elif name == "recompute_tags":
+            tags = tuple(t.strip() for t in str(value).split(",") if t.strip())
+            found += [_unknown(name, t, RECOMPUTE_TAGS) for t in tags if t not in RECOMPUTE_TAGS]
+            out[name] = 0 if tags else -1
+        elif name in _CHOICES:
+            if value in _CHOICES[name]:
+                out[name] = _CHOICES[name].index(str(value))
+            else:
+                found.append(_unknown(name, str(value), _CHOICES[name]))
         else:
             least, most = _RANGES.get(name, (0, 1) if isinstance(value, bool) else (1, MAX_GPUS))
             out[name] = int(value)
@@ -153,138 +142,9 @@ def _checked(fixed: Fixed) -> dict[str, int]:
                 )
     if found:
         raise InputError(found)
-    return out
+    return out, tags
 
 
-def _axis_values(scenario: Scenario, fixed: dict[str, int]) -> dict[str, Sequence[int]]:
-    search, model, cluster = scenario.search, scenario.model, scenario.cluster
-    gpus = cluster.num_gpus
-    moe = model.moe
-    cuda = cluster.node.gpu.kind != "cpu"
-    offload = (0, 1) if cuda and cluster.node.host_link is not None else (0,)
-    batch = scenario.workload.global_batch_size
-    values: dict[str, Sequence[int]] = {
-        "tp": search.tp or _tensor_parallel(cluster.node, model.attention.num_heads),
-        "pp": search.pp or [d for d in divisors(gpus) if d <= model.num_layers],
-        "vpp": search.vpp or range(1, min(MAX_VPP, model.num_layers) + 1),
-        "cp": (1,),
-        "ep": search.ep or (divisors(math.gcd(moe.num_experts, gpus)) if moe else (1,)),
-        "micro_batch_size": search.micro_batch_size
-        or [d for d in divisors(batch) if d <= MAX_MICRO_BATCH_SIZE],
-        "zero_stage": search.zero_stage,
-        "recompute": [RECOMPUTES.index(r) for r in search.recompute],
-        "fp8_activations": (0, 1) if cuda and "fp8" in cluster.node.gpu.peak_flops_per_s else (0,),
-        "activation_offload": offload,
-        "optimizer_offload": offload,
-        "split": (0, 1),
-        "world": _world_sizes(scenario),
-    }
-    values |= {name: (fixed[name],) for name in _AXES if name in fixed}
-    values = {name: list(dict.fromkeys(column)) for name, column in values.items()}
-    _check_size(values, fixed, gpus)
-    return values
-
-
-def _check_size(values: dict[str, Sequence[int]], fixed: dict[str, int], gpus: int) -> None:
-    """Raises InputError where the product cannot be held: too many points or ranks."""
-    ranks = max(1, fixed.get("dp", 1), fixed.get("dp_replicate", 1))
-    ranks *= math.prod(max(values[name]) for name in ("tp", "pp", "cp"))
-    if ranks >= 2**62:
-        raise InputError(
-            Violation(
-                field="parallel.world_size",
-                value=f"up to {ranks}",
-                rule="dp_replicate*dp_shard*tp*cp*pp must not exceed the cluster's GPUs",
-                limit=str(gpus),
-            )
-        )
-    points = math.prod(map(len, values.values()))
-    if points > MAX_POINTS:
-        lists = ("tp", "pp", "ep", "vpp", "micro_batch_size", "recompute")
-        longest = max(lists, key=lambda name: len(values[name]))
-        raise InputError(
-            Violation(
-                field="search",
-                value=f"{points:,} combinations",
-                rule="too many to price",
-                limit=f"{MAX_POINTS:,}",
-                nearest_fix=f"shorten search.{longest} ({len(values[longest])} values)",
-            )
-        )
-
-
-def _world_sizes(scenario: Scenario) -> list[int]:
-    """Returns the GPU counts tried: all of them, or for cost also halves of the cluster."""
-    gpus = scenario.cluster.num_gpus
-    if scenario.objective == "time":
-        return [gpus]
-    return [gpus >> k for k in range(gpus.bit_length()) if gpus % (1 << k) == 0]
-
-
-def _product(scenario: Scenario, fixed: dict[str, int]) -> Candidates:
-    """Returns the raw product of all axes, legal or not, dp following from the world size."""
-    values = _axis_values(scenario, fixed)
-    grid = np.meshgrid(*(np.array(values[n], np.int64) for n in _AXES), indexing="ij")
-    axes = {name: column.ravel() for name, column in zip(_AXES, grid, strict=True)}
-    axes |= {n: np.full_like(axes["tp"], fixed[n]) for n in _BESIDE if n in fixed}
-    axes, layouts = _with_layouts(axes, scenario.model.num_layers)
-    world = axes.pop("world")
-    model_ranks = axes["tp"] * axes["pp"] * axes["cp"]
-    dp = np.full_like(world, fixed["dp"]) if "dp" in fixed else np.maximum(world // model_ranks, 1)
-    interleaved, plain = SCHEDULES.index("interleaved_1f1b"), SCHEDULES.index("1f1b")
-    axes["schedule"] = np.where(axes["vpp"] > 1, interleaved, plain)
-    if "schedule" in fixed:
-        axes["schedule"] = np.full_like(dp, fixed["schedule"])
-    if "dp_replicate" in fixed:
-        replicas = np.full_like(dp, fixed["dp_replicate"])
-        shard = np.maximum(dp // replicas, 1)
-        return Candidates.build(layouts, (), **axes, dp_replicate=replicas, dp_shard=shard)
-    return _with_replicas(axes, dp, layouts, scenario)
-
-
-def _with_layouts(
-    axes: dict[str, Ints], num_layers: int
-) -> tuple[dict[str, Ints], tuple[tuple[int, ...], ...]]:
-    """Turns the split axis into layouts; a split that equals the even one is dropped."""
-    chunks = axes["pp"] * axes["vpp"]
-    table = {
-        int(n): light_ends_split(num_layers, int(n))
-        for n in np.unique(chunks)
-        if 1 < n <= num_layers
-    }
-    table = {n: split for n, split in table.items() if split != even_split(num_layers, n)}
-    index = {n: i for i, n in enumerate(table)}
-    layout = np.full_like(chunks, -1)
-    for n, i in index.items():
-        layout[(chunks == n) & (axes["split"] == 1)] = i
-    keep = (axes["split"] == 0) | (layout >= 0)
-    out = {name: column[keep] for name, column in axes.items() if name != "split"}
-    return out | {"layout": layout[keep]}, tuple(table.values())
-
-
-def _tensor_parallel(node: NodeSpec, heads: int) -> list[int]:
-    """Returns the head counts' divisors that divide a node or fill nodes of one NVLink domain."""
-    return [
-        tp
-        for tp in divisors(heads)
-        if node.gpus % tp == 0 or (tp % node.gpus == 0 and tp <= node.domain_gpus)
-    ]
-
-
-def _with_replicas(
-    axes: dict[str, Ints], dp: Ints, layouts: tuple[tuple[int, ...], ...], scenario: Scenario
-) -> Candidates:
-    """Adds hybrid sharding for ZeRO-2 and 3: shard groups of whole nodes, replicated."""
-    index, replicas = np.arange(len(dp)), np.ones_like(dp)
-    hybrid = np.flatnonzero((axes["zero_stage"] >= 2) & (axes["pp"] == 1))
-    node = scenario.cluster.node.gpus
-    for count in divisors(scenario.cluster.num_nodes)[1:]:
-        whole = hybrid[
-            (dp[hybrid] % count == 0) & (dp[hybrid] // count * axes["tp"][hybrid] >= node)
-        ]
-        index = np.concatenate([index, whole])
-        replicas = np.concatenate([replicas, np.full(len(whole), count)])
-    columns = {name: column[index] for name, column in axes.items()}
-    return Candidates.build(
-        layouts, (), **columns, dp_replicate=replicas, dp_shard=dp[index] // replicas
-    )
+def _unknown(name: str, value: str, choices: tuple[str, ...]) -> Violation:
+    fix = did_you_mean(value, choices)
+    return Violation(field=name, value=value, rule="not one of the choices", nearest_fix=fix)

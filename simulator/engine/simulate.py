@@ -123,6 +123,21 @@ def simulate(
     )
 
 
+def event_step_seconds(
+    scenario: Scenario, plan: ParallelPlan, calibration: Calibration
+) -> tuple[float, int]:
+    """Returns (the step's seconds from the event engine, entries of the plan's list).
+
+    As `simulate` has it where ranks are alike and links are shared, without the trace.
+    """
+    costs = plan_costs(scenario, plan, calibration)
+    _, durations = copied_apart(scenario, plan, calibration, costs)
+    program = program_of(plan, plan.num_microbatches(scenario.workload.global_batch_size))
+    links = ClusterLinks(scenario.cluster, plan)
+    run = run_step(program, durations, replicas=plan.dp, links=links)
+    return run.step_time_s, len(program.codes)
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     program: Program

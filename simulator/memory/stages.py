@@ -45,6 +45,17 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagePeaks:
+    """The fullest stage, (C,): all classes together and which one it is; the most host memory
+    of a stage's rank.
+    """
+
+    peak_bytes: Array
+    stage: Ints
+    host_bytes: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedByChunk:
     """What chunks keep for one micro-batch, (pp * vpp, C) bytes.
 
@@ -78,22 +89,83 @@ def stage_memory(
         kinds: kinds of micro-batches, whose chunks keep `saved`.
         factors: multipliers of classes (Calibration.memory_factors).
     """
-
-    def whole(cls: str, nbytes: Array) -> Array:
-        factor = factors.get(cls, 1.0)
-        return np.asarray(np.rint(nbytes if factor == 1.0 else nbytes * factor))
-
-    classes, host = state_bytes(scenario, ranks.candidates, params)
-    activations, parked = _activations(scenario, kinds.candidates, saved)
-    found = {name: ranks.spread(whole(name, nbytes)) for name, nbytes in classes.items()}
-    found["activations"] = kinds.spread(whole("activations", activations))
-    reduction = whole("temporaries", _reduction_bytes(scenario, ranks.candidates, params))
-    backward = whole("temporaries", saved.backward[saved.places].max(axis=0))
-    found["temporaries"] = np.maximum(kinds.spread(backward), ranks.spread(reduction))
-    reserved = np.array(float(scenario.cluster.node.gpu.reserved_bytes))
-    found["reserved"] = np.full(found["activations"].shape, whole("reserved", reserved))
-    host_bytes = ranks.spread(host) + kinds.spread(parked)
+    parts = _Parts.of(scenario, ranks, params, kinds, saved, factors)
+    found = {name: ranks.spread(nbytes) for name, nbytes in parts.states.items()}
+    found["activations"] = kinds.spread(parts.activations)
+    found["temporaries"] = np.maximum(kinds.spread(parts.backward), ranks.spread(parts.reduction))
+    found["reserved"] = np.full(found["activations"].shape, parts.reserved)
+    host_bytes = ranks.spread(parts.host) + kinds.spread(parts.parked)
     return StageMemory(classes=found, host_bytes=host_bytes)
+
+
+def stage_peaks(
+    scenario: Scenario,
+    ranks: Alike,
+    params: ParamCounts,
+    kinds: Alike,
+    saved: SavedByChunk,
+    factors: Mapping[str, float],
+) -> StagePeaks:
+    """Returns what `stage_memory` of the same arguments sums up to."""
+    parts = _Parts.of(scenario, ranks, params, kinds, saved, factors)
+    states = np.asarray(sum(parts.states.values())) + parts.reserved
+    total = np.maximum(kinds.spread(parts.backward), ranks.spread(parts.reduction))
+    total += ranks.spread(states)
+    total += kinds.spread(parts.activations)
+    stage = total.argmax(axis=0)
+    host = ranks.spread(parts.host)
+    if parts.parked.any():
+        host = host + kinds.spread(parts.parked)
+    return StagePeaks(
+        peak_bytes=total[stage, np.arange(total.shape[1])],
+        stage=stage,
+        host_bytes=host.max(axis=0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Whole bytes by stage: of kinds of ranks, (pp, K), and of kinds of micro-batches.
+
+    Attributes:
+        states, reduction, host: of ranks; activations, backward, parked: of micro-batches.
+    """
+
+    states: dict[str, Array]
+    reduction: Array
+    host: Array
+    activations: Array
+    backward: Array
+    parked: Array
+    reserved: float
+
+    @classmethod
+    def of(
+        cls,
+        scenario: Scenario,
+        ranks: Alike,
+        params: ParamCounts,
+        kinds: Alike,
+        saved: SavedByChunk,
+        factors: Mapping[str, float],
+    ) -> _Parts:
+        def whole(name: str, nbytes: Array) -> Array:
+            factor = factors.get(name, 1.0)
+            return np.asarray(np.rint(nbytes if factor == 1.0 else nbytes * factor))
+
+        classes, host = state_bytes(scenario, ranks.candidates, params)
+        activations, parked = _activations(scenario, kinds.candidates, saved)
+        reduction = _reduction_bytes(scenario, ranks.candidates, params)
+        reserved = np.array(float(scenario.cluster.node.gpu.reserved_bytes))
+        return cls(
+            states={name: whole(name, nbytes) for name, nbytes in classes.items()},
+            reduction=whole("temporaries", reduction),
+            host=host,
+            activations=whole("activations", activations),
+            backward=whole("temporaries", saved.backward[saved.places].max(axis=0)),
+            parked=parked,
+            reserved=float(whole("reserved", reserved)),
+        )
 
 
 def state_bytes(

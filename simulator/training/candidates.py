@@ -168,6 +168,11 @@ class Candidates:
         arrays = {n: getattr(self, n)[i] for n in axis_names()}
         return Candidates(**arrays, layouts=self.layouts, tag_lists=self.tag_lists)
 
+    def with_axes(self, **axes: Ints) -> Candidates:
+        """Returns the candidates with other values on some axes (arrays of their length)."""
+        arrays = {n: axes.get(n, getattr(self, n)) for n in axis_names()}
+        return Candidates(**arrays, layouts=self.layouts, tag_lists=self.tag_lists)
+
     def plan(self, i: int) -> ParallelPlan:
         """Returns candidate `i` as a plan."""
         values: dict[str, Any] = {n: int(getattr(self, n)[i]) for n in _NUMBERS}

@@ -17,7 +17,13 @@ from flopwright.ops import Array
 from flopwright.report.metrics import MEMORY_CLASSES, TIME_CLASSES
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
-from flopwright.simulator.memory.stages import SavedByChunk, StageMemory, stage_memory
+from flopwright.simulator.memory.stages import (
+    SavedByChunk,
+    StageMemory,
+    StagePeaks,
+    stage_memory,
+    stage_peaks,
+)
 from flopwright.simulator.training.blocks import Blocks, price_blocks
 from flopwright.simulator.training.candidates import (
     RECOMPUTES,
@@ -121,16 +127,25 @@ def group_costs(
 
 def memory_of(scenario: Scenario, costs: PipelineCosts, calibration: Calibration) -> StageMemory:
     """Returns the memory of plans with one pipeline, the calibration's factors applied."""
+    factors = calibration.memory_factors
+    return stage_memory(scenario, costs.ranks, costs.params, costs.kinds, _saved(costs), factors)
+
+
+def peaks_of(scenario: Scenario, costs: PipelineCosts, calibration: Calibration) -> StagePeaks:
+    """Returns the fullest stage of plans with one pipeline: what `memory_of` sums up to."""
+    factors = calibration.memory_factors
+    return stage_peaks(scenario, costs.ranks, costs.params, costs.kinds, _saved(costs), factors)
+
+
+def _saved(costs: PipelineCosts) -> SavedByChunk:
     micro = costs.micro
-    saved = SavedByChunk(
+    return SavedByChunk(
         schedule=SCHEDULES[int(costs.candidates.schedule[0])],
         places=costs.stages,
         other=micro.saved_bytes,
         fp8=micro.saved_fp8_bytes,
         backward=micro.backward_bytes,
     )
-    factors = calibration.memory_factors
-    return stage_memory(scenario, costs.ranks, costs.params, costs.kinds, saved, factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,35 +231,45 @@ def step_times(costs: PipelineCosts, m: Ints) -> tuple[Array, dict[str, Array], 
     return step, times, stage
 
 
+def step_bound_s(costs: PipelineCosts, m: Ints) -> Array:
+    """Returns the seconds of a step at least, (C,): `step_times` without its classes."""
+    done = _backward_ends(costs, m[costs.kinds.first], free=False)[0]
+    return _step_after(costs, done, costs.end.tail_s.max(axis=0))
+
+
 def _step_seconds(costs: PipelineCosts, m: Ints, tail_s: Array) -> tuple[Array, Array]:
     """Returns the step's seconds with hops as they are, and if they took no time.
 
     Args:
         m: micro-batches of each kind of them; tail_s: what follows the norm, by stage.
     """
-    end = costs.end
-    # Of chunks that reduce by themselves at least the last one does so after the backward.
-    reduced = end.reduce_s / np.where(reduces_by_chunk(costs.candidates), costs.vpp, 1)
     tail = tail_s.max(axis=0)
-    out = []
-    for done in _backward_ends(costs, m):
-        ready = (costs.kinds.spread(done) + reduced).max(axis=0) + end.norm_s
-        out.append(np.asarray(ready + tail))
+    out = [_step_after(costs, done, tail) for done in _backward_ends(costs, m)]
     return out[0], out[-1]
 
 
-def _backward_ends(costs: PipelineCosts, m: Ints) -> list[Array]:
+def _step_after(costs: PipelineCosts, done: Array, tail: Array) -> Array:
+    """Returns when a step ends whose stages have done their backwards, (pp, K), by then."""
+    end = costs.end
+    # Of chunks that reduce by themselves at least the last one does so after the backward.
+    reduced = end.reduce_s / np.where(reduces_by_chunk(costs.candidates), costs.vpp, 1)
+    ready = (costs.kinds.spread(done) + reduced).max(axis=0) + end.norm_s
+    return np.asarray(ready + tail)
+
+
+def _backward_ends(costs: PipelineCosts, m: Ints, *, free: bool = True) -> list[Array]:
     """Returns when each stage's last backward ends, (pp, K): with hops and, of a pipeline,
-    without them. Both are one call, the columns side by side.
+    without them where `free`. Both are one call, the columns side by side.
     """
     micro, schedule = costs.micro, int(costs.candidates.schedule[0])
-    times = 2 if costs.pp > 1 else 1
+    times = 2 if costs.pp > 1 and free else 1
 
     def repeated(values: Array) -> Array:
-        return np.concatenate([values] * times, axis=-1)
+        return np.concatenate([values] * times, axis=-1) if times > 1 else values
 
     hop_s = repeated(micro.send_s)
-    hop_s[:, len(m) :] = 0.0
+    if times > 1:
+        hop_s[:, len(m) :] = 0.0
     whole = SCHEDULES[schedule] in _WHOLE_BACKWARD
     saving = _pair_saving_s(costs)
     ends = stage_end_seconds(

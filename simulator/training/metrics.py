@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from flopwright.errors import InputError, Violation
 from flopwright.report.metrics import StepMetrics
 from flopwright.spec.flops import hardware_flops_per_token, model_flops_per_token
+from flopwright.spec.model import ModelSpec
 from flopwright.spec.scenario import Scenario
 
 
@@ -33,14 +35,18 @@ def flops_by_convention(
     scenario: Scenario, world_size: int, step_time_s: float
 ) -> dict[str, float]:
     """Returns the FLOP/s of one GPU by reporting convention (Prediction.flops_per_s_per_gpu)."""
-    model, seq_len = scenario.model, scenario.workload.seq_len
-    per_token = {
-        "causal_half": model_flops_per_token(model, seq_len),
-        "full": model_flops_per_token(model, seq_len, "full"),
-        "full_recompute": hardware_flops_per_token(model, seq_len),
-    }
     rate = scenario.workload.tokens_per_step / (step_time_s * world_size)
-    return {name: flops * rate for name, flops in per_token.items()}
+    per_token = _flops_per_token(scenario.model, scenario.workload.seq_len)
+    return {name: flops * rate for name, flops in per_token}
+
+
+@lru_cache(maxsize=256)
+def _flops_per_token(model: ModelSpec, seq_len: int) -> tuple[tuple[str, float], ...]:
+    return (
+        ("causal_half", model_flops_per_token(model, seq_len)),
+        ("full", model_flops_per_token(model, seq_len, "full")),
+        ("full_recompute", hardware_flops_per_token(model, seq_len)),
+    )
 
 
 def step_metrics(
@@ -61,7 +67,7 @@ def step_metrics(
     """
     workload = scenario.workload
     tokens = workload.tokens_per_step
-    per_gpu = tokens * model_flops_per_token(scenario.model, workload.seq_len)
+    per_gpu = tokens * dict(_flops_per_token(scenario.model, workload.seq_len))["causal_half"]
     per_gpu /= step_time_s * world_size
     peak = compute_peak_flops_per_s(scenario)
     return StepMetrics(

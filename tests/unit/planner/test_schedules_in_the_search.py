@@ -22,7 +22,7 @@ SMALL = K2.model_copy(
         "workload": K2.workload.model_copy(update={"global_batch_size": 4096}),
         "search": SearchSpace(
             tp=(1,), pp=(8,), ep=(32,), vpp=(1, 2), zero_stage=(1,), micro_batch_size=(1,),
-            recompute=("full",),
+            recompute=("full",), recompute_layers=(), etp=(1,), dp_replicate=(1,),
         ),
     }
 )  # fmt: skip
@@ -60,11 +60,20 @@ def test_replays_of_every_schedule_equal_its_prediction_and_keep_its_bound() -> 
 
 
 @pytest.mark.parametrize("schedule", NEW)
-def test_no_schedule_is_searched_unless_it_is_asked_for(schedule: str) -> None:
+def test_every_schedule_is_searched_on_gpus_and_alone_where_asked_for(schedule: str) -> None:
     searched = {SCHEDULES[i] for i in np.unique(legal_candidates(SMALL).schedule)}
-    assert searched == {"1f1b", "interleaved_1f1b"}
+    assert searched == {*SCHEDULES} - {"gpipe"}
     asked = legal_candidates(SMALL, {"schedule": schedule})
     assert {SCHEDULES[i] for i in np.unique(asked.schedule)} == {schedule}
+
+
+def test_a_scenario_bounds_the_schedules_and_cpus_run_plain_ones() -> None:
+    update = {"schedule": ("1f1b", "zb_v")}
+    bounded = SMALL.model_copy(update={"search": SMALL.search.model_copy(update=update)})
+    searched = {SCHEDULES[i] for i in np.unique(legal_candidates(bounded).schedule)}
+    assert searched == {"1f1b", "zb_v"}
+    mini = legal_candidates(load_scenario("kimi_k2_mini_2cpu_fp32"))
+    assert {SCHEDULES[i] for i in np.unique(mini.schedule)} <= {"1f1b", "interleaved_1f1b"}
 
 
 def test_a_search_for_a_schedule_ranks_its_plans() -> None:

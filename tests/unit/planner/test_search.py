@@ -19,6 +19,14 @@ from flopwright.spec.scenario import Scenario, SearchSpace
 
 K2 = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
 MINI = load_scenario("kimi_k2_mini_2cpu_fp32")
+# Only the axes that the tests of the search itself are about.
+PLAIN = {
+    "schedule": ("1f1b", "interleaved_1f1b"),
+    "recompute_tags": (),
+    "recompute_layers": (),
+    "etp": (1,),
+    "dp_replicate": (1,),
+}
 SMALL_K2 = K2.model_copy(
     update={
         # eight micro-batches a rank at dp 128: the same code, a shorter list to replay
@@ -31,6 +39,7 @@ SMALL_K2 = K2.model_copy(
             zero_stage=(1,),
             micro_batch_size=(1,),
             recompute=("selective", "full"),
+            **PLAIN,
         ),
     }
 )

@@ -91,11 +91,11 @@ def test_search_lists_bound_the_space() -> None:
 
 
 def test_fixed_fields_hold_and_may_leave_the_lists() -> None:
-    plans = _plans(K2, pp=16, micro_batch_size=4, recompute="full", optimizer_offload=True)
+    plans = _plans(K2, pp=16, micro_batch_size=4, recompute="full", optimizer_offload=True, ep=16)
     assert plans
     assert all(p.pp == 16 and p.micro_batch_size == 4 for p in plans)
     assert all(p.recompute == "full" and p.optimizer_offload for p in plans)
-    assert all(p.dp == 64 for p in _plans(K2, dp=64))
+    assert all(p.dp == 64 for p in _plans(K2, dp=64, ep=16, recompute="none"))
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,12 @@ def test_light_ends_split_is_k2s() -> None:
             assert max(split) - min(split) <= 1
 
 
-def test_hybrid_sharding_appears_with_zero_3_only() -> None:
+def test_hybrid_sharding_appears_under_zero_only() -> None:
     search = SearchSpace(zero_stage=(0, 1, 3), pp=(1,), tp=(8,), micro_batch_size=(1,))
     plans = _plans(K2.model_copy(update={"search": search}))
-    assert {p.zero_stage for p in plans if p.dp_replicate > 1} == {3}
+    assert {p.zero_stage for p in plans if p.dp_replicate > 1} == {1, 3}
+    smallest = [p for p in plans if p.dp_replicate > 1 and p.zero_stage == 1]
+    assert all(p.dp_shard * p.cp * p.tp == max(8, p.ep * p.etp) for p in smallest)
     labels = [p.label() for p in plans]
     assert len(set(labels)) == len(labels)  # replicas stand in the label
 
