@@ -77,6 +77,9 @@ PLANS: Final[dict[int, dict[str, dict[str, Any]]]] = {
             "zero_stage": 3,
             "data_parallel": "fsdp2",
         },
+        "muonclip fp32 zero1 ep2": {"dp_shard": 2, "ep": 2, "zero_stage": 1},
+        "muonclip fp32 zero2": {"dp_shard": 2, "zero_stage": 2},
+        "muonclip fp32 host": {"dp_shard": 2, "zero_stage": 1, "optimizer_offload": True},
         "muonclip tp2": {"tp": 2},
         "muonclip tp2 etp2": {"tp": 2, "etp": 2},
         "muonclip cp2 ring": {"cp": 2},
@@ -341,7 +344,7 @@ def main() -> None:
     )
     registry = GroupRegistry()
     found = {
-        name: check_muonclip(plan, registry, torchs_iteration_in_the_weights_dtype)
+        name: check_muonclip(name, plan, registry, torchs_iteration_in_the_weights_dtype)
         if name.startswith("muonclip")
         else check(name, plan, registry)
         for name, plan in PLANS[world].items()

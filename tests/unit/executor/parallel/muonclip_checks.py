@@ -1,11 +1,11 @@
 """MuonClip training of a K2-shaped model, against torch's optimizers in one process.
 
-Used by muon_rank_checks.py; everything is float64.
+Used by muon_rank_checks.py; float64 but where DeepSpeed cuts something.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.parallel.groups import GroupRegistry, Groups
-from flopwright.executor.train.trial import start_trial
+from flopwright.executor.train.trial import DTYPES, start_trial
 from flopwright.models.optim.qk_clip.module import RecordMaxLogits, clip_
 from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
 from flopwright.plan.learning_rate import learning_rate_at
@@ -30,17 +30,17 @@ TAU: Final = 0.3  # below what the first weights give, so that heads are clipped
 CPU: Final = torch.device("cpu")
 
 
-def scenario() -> Scenario:
-    """Returns K2's blocks in two thin layers, in float64."""
+def scenario(width: Literal["fp32", "fp64"]) -> Scenario:
+    """Returns K2's blocks in two thin layers."""
     base, model = load_scenario("kimi_k2_mini_2cpu_fp32"), load_model("kimi_k2_mini")
     assert model.moe is not None
     moe = model.moe.model_copy(update={"num_experts": 8, "bias_update_rate": 0.05})
     thin = {"num_layers": 2, "vocab_size": 96, "hidden_size": 64, "moe": moe}
     wide = Precision(
-        compute="fp64",
-        weights="fp64",
-        gradients="fp64",
-        optimizer_state="fp64",
+        compute=width,
+        weights=width,
+        gradients=width,
+        optimizer_state=width,
         master_weights="none",
     )
     optimizer = Optimizer(kind="muon", qk_clip_tau=TAU, gradient_clip=0.5)
@@ -73,9 +73,11 @@ class Rows:
         return self.rows[step].reshape(-1, dp, size, self.rows.shape[-1])[:, rank]
 
 
-def check_muonclip(fields: dict[str, Any], registry: GroupRegistry, clone: Any) -> dict[str, Any]:
+def check_muonclip(
+    name: str, fields: dict[str, Any], registry: GroupRegistry, clone: Any
+) -> dict[str, Any]:
     """Returns the largest relative difference of a weight, and what QK-Clip saw."""
-    spec = scenario()
+    spec = scenario("fp32" if "fp32" in name else "fp64")
     plan = ParallelPlan(micro_batch_size=2, **fields)
     entry = RunEntry(name="p", plan=make_plan_file(spec, plan, "p"))
     data: Any = Rows(spec)
@@ -88,11 +90,13 @@ def check_muonclip(fields: dict[str, Any], registry: GroupRegistry, clone: Any) 
     expected = _reference(spec, data.rows, clone)
     tensors = {p.name: p for p in parameters(spec.model)}
     wrong = {}
-    for name, mine in trial.tensors():  # routers' biases too
-        whole = _own_part(tensors[name], expected[name], plan, trial.groups)
-        wrong[name] = float((mine - whole).norm() / whole.norm().clamp(min=1e-30))
+    for tensor, mine in trial.tensors():  # routers' biases too
+        whole = _own_part(tensors[tensor], expected[tensor], plan, trial.groups)
+        wrong[tensor] = float((mine - whole).norm() / whole.norm().clamp(min=1e-30))
     worst = max(wrong, key=wrong.__getitem__)
-    stage = predict(spec, plan)[0].metrics.memory_bytes[trial.groups.coordinates["pp"]]
+    stage = {"optimizer_state": 0}  # of the device
+    if not plan.optimizer_offload:
+        stage = predict(spec, plan)[0].metrics.memory_bytes[trial.groups.coordinates["pp"]]
     return {
         "difference": wrong[worst],
         "worst": worst,
@@ -114,7 +118,8 @@ def _own_part(param: ParamTensor, whole: Tensor, plan: ParallelPlan, groups: Gro
 def _reference(spec: Scenario, rows: Any, clone: Any) -> dict[str, Tensor]:
     """Returns the weights that one process has after STEPS steps on the whole batch."""
     model, workload = spec.model, spec.workload
-    stage = build_stage(model, range(-1, model.num_layers + 1), dtype=torch.float64)
+    dtype = DTYPES[workload.precision.weights]
+    stage = build_stage(model, range(-1, model.num_layers + 1), dtype=dtype)
     init_weights_(stage, model, workload.seed)
     stage.train()
     muon, adamw, views = _optimizers(stage, spec)

@@ -60,9 +60,11 @@ def test_muonclip_training_equals_one_process_with_torchs_optimizers(
     for rank in results:
         for name, check in rank.items():
             if name.startswith("muonclip"):
-                assert check["difference"] < 1e-11, (name, check)
+                bound = 2e-5 if "fp32" in name else 1e-11
+                assert check["difference"] < bound, (name, check)
                 assert sum(check["clipped"]) > 0, name
-                assert check["optimizer_bytes"] == check["predicted_bytes"], name
+                rounding = 1024 if "fp32" in name else 0  # DeepSpeed's padding
+                assert abs(check["optimizer_bytes"] - check["predicted_bytes"]) <= rounding, name
 
 
 def test_weights_equal_torchs_muon(results: list[dict[str, Any]]) -> None:
