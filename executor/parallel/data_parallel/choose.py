@@ -23,6 +23,10 @@ def make_data_parallel(plan: ParallelPlan, trainable: Trainable) -> DataParallel
         from flopwright.executor.parallel.data_parallel.fsdp2 import FullyShardedDataParallel
 
         return FullyShardedDataParallel(plan, trainable)
+    if plan.zero_stage == 3:
+        from flopwright.executor.parallel.data_parallel.deepspeed_stage3 import DeepSpeedZero3
+
+        return DeepSpeedZero3(plan, trainable)
     from flopwright.executor.parallel.data_parallel.deepspeed import DeepSpeedZero
 
     return DeepSpeedZero(plan, trainable)

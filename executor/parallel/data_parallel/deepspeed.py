@@ -63,11 +63,11 @@ class DeepSpeedZero:
         return internals.zero_optimizer_class()(
             init_optimizer=make_optimizer(param_groups, trainable),
             param_names=self._names,
-            timers=_Timers(trainable.timer),
+            timers=Timers(trainable.timer),
             optimizer_params={},
             # Only the contiguous path tells experts from the rest when it reduces.
             contiguous_gradients=True,
-            reduce_bucket_size=_bucket_elements(trainable),
+            reduce_bucket_size=bucket_elements(trainable),
             dp_process_group=groups.dp_cp.handle,
             expert_parallel_group={_EXPERT_GROUP: groups.ep.handle} if has_experts else None,
             expert_data_parallel_group=(
@@ -262,25 +262,28 @@ def _sum_in_fp32(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def _bucket_elements(trainable: Trainable) -> int:
+def bucket_elements(trainable: Trainable) -> int:
     """Returns the reduction bucket: the whole model where it is small, 500M elements at most."""
     return min(500_000_000, sum(p.numel() for p in trainable.parameters.values()))
 
 
-class _Timers:
+class Timers:
     """DeepSpeed's timer interface: its gathering of weights becomes an action of the trace."""
 
     def __init__(self, timer: ActionTimer) -> None:
         self._timer = timer
         self._gather = internals.gather_timer_name()
 
-    def __call__(self, name: str) -> _Timers | _NoTimer:
+    def __call__(self, name: str) -> Timers | _NoTimer:
+        """Returns itself for the gathering of weights, for anything else one that does nothing."""
         return self if name == self._gather else _NO_TIMER
 
     def start(self) -> None:
+        """Begins the action."""
         self._timer.begin("gather_weights", "dp_comm")
 
     def stop(self) -> None:
+        """Ends it."""
         self._timer.end()
 
     def log(self, names: list[str]) -> None:

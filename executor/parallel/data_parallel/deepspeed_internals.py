@@ -9,7 +9,11 @@ with our groups, as its own pipeline engine drives it.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Final
+
+import torch
+from torch import nn
 
 PINNED_VERSION: Final = "0.19.8"
 
@@ -63,6 +67,49 @@ ZERO_ATTRIBUTES: Final = (
     "use_grad_accum_attribute",
     "_grad_acc_hooks",
 )
+# The same of DeepSpeedZeroOptimizer_Stage3.
+STAGE3_ARGUMENTS: Final = (
+    "module",
+    "init_optimizer",
+    "param_names",
+    "timers",
+    "ds_config",
+    "contiguous_gradients",
+    "reduce_bucket_size",
+    "param_persistence_threshold",
+    "dp_process_group",
+    "reduce_scatter",
+    "overlap_comm",
+    "offload_optimizer_config",
+    "offload_param_config",
+    "offload_ratio",
+    "clip_grad",
+    "gradient_accumulation_dtype",
+    "communication_data_type",
+    "gradient_accumulation_steps",
+)
+STAGE3_METHODS: Final = (
+    "step",
+    "zero_grad",
+    "set_gradient_accumulation_boundary",
+    "reduce_ready_partitions_and_remove_grads",
+    "overlapping_partition_gradients_reduce_epilogue",
+    "clear_backward_seen_flag",
+    "finalize_gradient_accumulation_boundary",
+    "get_param_id",
+)
+STAGE3_ATTRIBUTES: Final = (
+    "averaged_gradients",
+    "fp16_groups",
+    "fp16_partitioned_groups_flat",
+    "fp32_partitioned_groups_flat",
+    "grad_position",
+    "parameter_offload",
+    "_grad_acc_hooks",
+    "_leaf_module_hooks",
+)
+# Of what manages its weights.
+STAGE3_WEIGHTS_METHOD: Final = "release_backward_leftovers"
 # Marks on tensors and parameters: padding pieces, experts, the map to master copies, and
 # where sums of gradients wider than the weights are kept.
 ZERO_PADDING_MARK: Final = "_zero_padding"
@@ -120,6 +167,57 @@ def host_offload(*, pin_memory: bool) -> Any:
     from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
 
     return DeepSpeedZeroOffloadOptimizerConfig(device="cpu", pin_memory=pin_memory)
+
+
+def host_weights(*, pin_memory: bool) -> Any:
+    """Returns the settings under which stage 3's parts of weights live in host memory."""
+    from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadParamConfig
+
+    return DeepSpeedZeroOffloadParamConfig(device="cpu", pin_memory=pin_memory)
+
+
+def stage3_optimizer_class() -> Any:
+    """Returns DeepSpeed's ZeRO stage 3 optimizer."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+    return DeepSpeedZeroOptimizer_Stage3
+
+
+def cut_weights(module: nn.Module, group: Any, dtype: torch.dtype, away: Any | None) -> None:
+    """Cuts a module's weights over a group's ranks; `away` as `host_weights` returns it."""
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    Init(
+        module=module,
+        data_parallel_group=group,
+        dtype=dtype,
+        # It computes a batch size from these and looks at nothing else.
+        config_dict_or_path={"train_micro_batch_size_per_gpu": 1},
+        remote_device=None if away is None else away.device,
+        pin_memory=away is not None and away.pin_memory,
+    )
+
+
+def gather_together(layer: nn.Module) -> None:
+    """Lets a layer's weights be gathered as one: its modules hand weights to each other's ops."""
+    from deepspeed.utils import set_z3_leaf_module
+
+    set_z3_leaf_module(layer, True)
+
+
+def used_by(module: nn.Module, weight: nn.Parameter) -> None:
+    """Says that a module's forward reads a weight that is not its own."""
+    from deepspeed.runtime.zero import register_external_parameter
+
+    register_external_parameter(module, weight)
+
+
+def gathered(weight: nn.Parameter) -> AbstractContextManager[Any]:
+    """Makes a cut weight whole inside; collective."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    context: AbstractContextManager[Any] = GatheredParameters([weight], modifier_rank=None)
+    return context
 
 
 def gather_timer_name() -> str:

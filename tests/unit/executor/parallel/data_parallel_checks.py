@@ -89,6 +89,11 @@ CASES: dict[int, dict[str, tuple[dict[str, Any], str]]] = {
         "deepspeed zero2 ep": ({**DP2, **_zero(2), **EP2}, "fp32"),
         "deepspeed zero2 host": ({**DP2, **_zero(2), **HOST2}, "fp32"),
         "deepspeed zero2 ep host bf16": ({**DP2, **_zero(2), **HOST, **EP2}, "bf16"),
+        "deepspeed zero3": ({**DP2, **_zero(3)}, "fp32"),
+        "deepspeed zero3 bf16": ({**DP2, **_zero(3)}, "bf16"),
+        "deepspeed zero3 cp": ({"cp": 2, **_zero(3)}, "fp32"),
+        "deepspeed zero3 host": ({**DP2, **_zero(3), **HOST3}, "fp32"),
+        "deepspeed zero3 host bf16": ({**DP2, **_zero(3), **HOST2}, "bf16"),
     },
     4: {
         "none ep": ({**DP4, **NONE, **EP2}, "fp64"),
@@ -107,6 +112,7 @@ CASES: dict[int, dict[str, tuple[dict[str, Any], str]]] = {
         "deepspeed zero1 ep": ({**DP4, **_zero(1), **EP2}, "fp32"),
         "deepspeed zero1 pp ep": ({"pp": 2, **DP2, **_zero(1), **EP2}, "fp32"),
         "deepspeed zero2 ep": ({**DP4, **_zero(2), **EP2}, "fp32"),
+        "deepspeed zero3": ({**DP4, **_zero(3)}, "fp32"),
     },
 }
 

@@ -68,6 +68,36 @@ def test_marks_and_timer_names_are_still_in_use(source: str) -> None:
     assert internals.gather_timer_name()
 
 
+def test_stage_3_has_what_is_used_of_it() -> None:
+    from flopwright.executor.parallel.data_parallel import deepspeed_stage3
+
+    optimizer = internals.stage3_optimizer_class()
+    accepted = inspect.signature(optimizer.__init__).parameters
+    assert set(internals.STAGE3_ARGUMENTS) <= set(accepted)
+    source = inspect.getsource(optimizer)
+    for name in internals.STAGE3_METHODS:
+        assert callable(getattr(optimizer, name)), name
+    for name in internals.STAGE3_ATTRIBUTES:
+        assert re.search(rf"self\.{name}\b *(:[^=\n]+)?=", source), name
+    build = inspect.getsource(deepspeed_stage3.DeepSpeedZero3._build)
+    call = build[build.index("stage3_optimizer_class()(") :]
+    passed = re.findall(r"^            (\w+)=", call, flags=re.MULTILINE)
+    assert sorted(passed) == sorted(internals.STAGE3_ARGUMENTS)
+    text = inspect.getsource(deepspeed_stage3)
+    used = set(re.findall(r"\bzero\.(\w+)", text)) | set(re.findall(r"self\._zero\.(\w+)", text))
+    assert used - {"optimizer", *internals.STAGE3_METHODS} == set(internals.STAGE3_ATTRIBUTES)
+
+
+def test_stage_3_manages_weights_as_expected() -> None:
+    from deepspeed.runtime.zero import parameter_offload, partition_parameters
+
+    manager = parameter_offload.DeepSpeedZeRoOffload
+    assert callable(getattr(manager, internals.STAGE3_WEIGHTS_METHOD))
+    accepted = inspect.signature(partition_parameters.Init.__init__).parameters
+    assert {"module", "data_parallel_group", "dtype", "config_dict_or_path",
+            "remote_device", "pin_memory"} <= set(accepted)  # fmt: skip
+
+
 def test_the_jit_build_can_be_refused() -> None:
     import deepspeed.ops
 
