@@ -100,7 +100,7 @@ class FastFakes:
         kind = type(recipe)
         if kind is Same:
             return leaves[recipe.leaf]  # type: ignore[union-attr]
-        with in_kernel_invocation_manager(self.mode):
+        with torch._C._DisableTorchDispatch():  # a meta tensor: no mode has a say in it
             elem = torch.empty_strided(
                 recipe.shape if kind is Fresh else (0,),  # type: ignore[union-attr]
                 recipe.stride if kind is Fresh else (1,),  # type: ignore[union-attr]

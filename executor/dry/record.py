@@ -68,9 +68,10 @@ class Recorder(TorchDispatchMode):
             self.meter.boundary(name)
             self._action = self._action_kind = ""
 
-    def __torch_dispatch__(
+    def dispatch(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Answers an operator; torch calls it by the name `__torch_dispatch__`."""
         if func is _DEVICE:
             return args[0].fake_device
         kind = self._kinds.get(func)
@@ -98,6 +99,11 @@ class Recorder(TorchDispatchMode):
         elif isinstance(out, list | tuple):
             for part in out:
                 self._see(part)
+
+
+# Torch keeps its compiler out of every such method by two wrappers, which take longer than
+# the answer; nothing here is compiled.
+Recorder.__torch_dispatch__ = Recorder.dispatch  # type: ignore[method-assign]
 
 
 def _kind_of(func: Any) -> _Kind:

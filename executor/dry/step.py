@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flopwright.executor.dry.memory import StorageMeter, memory_by_class
 from flopwright.executor.dry.record import Recorder, RecordingTimer
+from flopwright.executor.dry.roles import shortened
 from flopwright.executor.dry.world import fake_world
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.parallel.groups import GroupRegistry
@@ -21,7 +22,6 @@ from flopwright.executor.train.trial import Trial, start_trial
 from flopwright.plan.file import PlanFile
 from flopwright.plan.lower import lower
 from flopwright.plan.schedules.actions import Action, ActionKind
-from flopwright.plan.schedules.placement import fewest_microbatches, in_rounds
 from flopwright.report.rank_step import RankStep
 from flopwright.spec.workload import Workload
 
@@ -73,12 +73,7 @@ def dry_step(plan: PlanFile, rank: int) -> RankStep:
 def _trial(plan: PlanFile, recorder: Recorder) -> Trial:
     """Returns the rank's trial after a first, short step: its optimizer has all of its state."""
     parallel, workload = plan.parallel, plan.scenario.workload
-    few = fewest_microbatches(parallel.schedule, parallel.pp)
-    if in_rounds(parallel.schedule, parallel.vpp):
-        few = parallel.pp
-    short = workload.model_copy(
-        update={"global_batch_size": few * parallel.dp * parallel.micro_batch_size}
-    )
+    short = shortened(plan).scenario.workload
     entry = RunEntry(name=plan.name, plan=plan)
     trial = start_trial(entry, short, _data(short), GroupRegistry(), _DEVICE)
     for block in trial.moe_blocks().values():

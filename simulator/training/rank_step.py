@@ -15,19 +15,21 @@ from typing import Final
 
 import numpy as np
 
+from flopwright.errors import InputError
 from flopwright.models.transformer.cost import layer_cost
 from flopwright.ops import BlockCost, Collective, OpKind, Phase
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
-from flopwright.plan.parallel import ParallelPlan
+from flopwright.plan.parallel import ParallelPlan, plan_violations
 from flopwright.plan.schedules.actions import Action, ActionKind
 from flopwright.report.rank_step import Call, Product, RankStep
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.combos import ShardCombos, shard_combos, shard_shape
+from flopwright.simulator.training.evaluate import memory_of
 from flopwright.simulator.training.layers import kind_of
-from flopwright.simulator.training.predict import predict
+from flopwright.simulator.training.predict import plan_costs
 from flopwright.simulator.training.recipes import with_recipe
 from flopwright.simulator.training.recompute import (
     Policy,
@@ -77,12 +79,15 @@ def rank_step(
     Raises:
         InputError: every rule of shape that the plan breaks.
     """
-    prediction, _ = predict(scenario, plan, calibration, whole_trace=False)
+    broken = plan_violations(plan, scenario)
+    if broken:
+        raise InputError(broken)
     calibration = calibration or default_calibration(scenario.cluster.node.gpu)
     lists = _Lists(scenario, plan, rank, calibration)
+    found = memory_of(scenario, plan_costs(scenario, plan, calibration), calibration)
     memory = {
-        name: nbytes
-        for name, nbytes in prediction.metrics.memory_bytes[lists.stage].items()
+        name: int(values[lists.stage, 0])
+        for name, values in found.classes.items()
         if name != "reserved"
     }
     return RankStep(
