@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -51,8 +52,7 @@ class WeightsAndBiases:
     """One offline run with figures named PLAN/FIGURE: `wandb sync RUN/wandb/offline-run-*`."""
 
     def __init__(self, out_dir: Path) -> None:
-        import wandb
-
+        wandb: Any = import_module("wandb")
         mode = os.environ.get("WANDB_MODE", "offline")
         self._run: Any = wandb.init(
             project="flopwright", name=out_dir.name, dir=str(out_dir), mode=mode
@@ -76,9 +76,8 @@ class MlFlow:
 
     def __init__(self, out_dir: Path) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        from mlflow import MlflowClient
-
-        self._client: Any = MlflowClient(tracking_uri=(out_dir / "mlflow").resolve().as_uri())
+        store = (out_dir / "mlflow").resolve().as_uri()
+        self._client: Any = import_module("mlflow").MlflowClient(tracking_uri=store)
         self._experiment = self._client.create_experiment(out_dir.name or "flopwright")
         self._runs: dict[str, str] = {}
 
