@@ -33,12 +33,11 @@ def _rules(plan: PlanFile) -> Iterable[_Rule]:
     rules = [*_plan_rules(plan.parallel), *_workload_rules(plan.scenario.workload)]
     tied = plan.scenario.model.tied_embeddings and plan.parallel.pp > 1
     rules.append(("parallel.pp", tied, f"{plan.parallel.pp}, with tied embeddings", "use 1"))
-    zero_fp64 = plan.parallel.zero_stage > 0 and plan.scenario.workload.precision.weights == "fp64"
-    fix = "use 0, or fp32: DeepSpeed keeps its part in fp32"
+    rules += _deepspeed_rules(plan)
+    rules += _host_rules(plan)
     rules.append(_qk_clip_rule(plan))
     mtp = plan.scenario.model.mtp_layers
     rules.append(("model.mtp_layers", mtp > 0, str(mtp), "use 0"))
-    rules.append(("parallel.zero_stage", zero_fp64, f"{plan.parallel.zero_stage}, in fp64", fix))
     return rules
 
 
@@ -47,28 +46,53 @@ def _plan_rules(plan: ParallelPlan) -> Iterable[_Rule]:
     return (
         ("parallel.tp", plan.tp > 1, str(plan.tp), "use 1"),
         ("parallel.cp", plan.cp > 1, str(plan.cp), "use 1"),
-        ("parallel.zero_stage", plan.zero_stage > 1, str(plan.zero_stage), "use 0 or 1"),
-        ("parallel.data_parallel", parallel == "fsdp2", parallel, "use deepspeed"),
         (
             "parallel.data_parallel",
             parallel == "none" and plan.zero_stage > 0,
             parallel,
-            "use deepspeed, or zero_stage 0",
+            "use deepspeed or fsdp2, or zero_stage 0",
         ),
-        (
-            "parallel.dp_replicate",
-            plan.dp_replicate > 1 and plan.zero_stage > 0,
-            f"{plan.dp_replicate}, with ZeRO",
-            "use 1: DeepSpeed cuts the optimizer over all data-parallel ranks",
-        ),
-        ("parallel.recompute", plan.recompute != "none", plan.recompute, "use none"),
-        ("parallel.fp8_activations", plan.fp8_activations, "true", "use false"),
-        ("parallel.activation_offload", plan.activation_offload, "true", "use false"),
-        ("parallel.optimizer_offload", plan.optimizer_offload, "true", "use false"),
-        ("parallel.gradient_offload", plan.gradient_offload, "true", "use false"),
-        ("parallel.parameter_offload", plan.parameter_offload, "true", "use false"),
         ("parallel.etp", plan.etp > 1, str(plan.etp), "use 1"),
     )
+
+
+def _deepspeed_rules(plan: PlanFile) -> Iterable[_Rule]:
+    """Yields what DeepSpeed's ZeRO optimizers cannot do."""
+    p, model = plan.parallel, plan.scenario.model
+    zero = p.zero_stage if p.data_parallel == "deepspeed" else 0
+    wide = zero > 0 and plan.scenario.workload.precision.weights == "fp64"
+    fix = "use fsdp2, or fp32: DeepSpeed keeps its part in fp32"
+    yield ("parallel.zero_stage", wide, f"{zero}, in fp64", fix)
+    fix = "use fsdp2, or 1: DeepSpeed cuts over all data-parallel ranks"
+    replicas = zero > 0 and p.dp_replicate > 1
+    yield ("parallel.dp_replicate", replicas, f"{p.dp_replicate}, with ZeRO of DeepSpeed", fix)
+    apart = zero == 3 and model.moe is not None and p.ep * p.etp * p.tp > 1
+    fix = "use fsdp2: DeepSpeed's stage 3 cuts every weight over the same ranks"
+    yield ("parallel.zero_stage", apart, "3, with experts on ranks of their own", fix)
+    chunks = zero == 3 and p.num_chunks > 1
+    yield ("parallel.zero_stage", chunks, "3, with several chunks", "use fsdp2, or vpp 1")
+
+
+def _host_rules(plan: PlanFile) -> Iterable[_Rule]:
+    """Yields what cannot stand on the host, or cannot stay on the device, by itself."""
+    p, precision = plan.parallel, plan.scenario.workload.precision
+    cut = p.zero_stage > 0 and p.dp_shard * p.cp > 1
+    narrow = precision.weights == "bf16"
+    stays = p.data_parallel == "deepspeed" and p.zero_stage == 2 and narrow
+    wanted = cut and p.optimizer_offload and not stays
+    fix = f"use {str(wanted).lower()}: "
+    fix += (
+        "DeepSpeed sums bf16 gradients on the device"
+        if stays
+        else "sums of gradients stand where their optimizer runs"
+    )
+    apart = p.zero_stage >= 2 and p.gradient_offload != wanted
+    yield ("parallel.gradient_offload", apart, str(p.gradient_offload).lower(), fix)
+    wanted = cut and p.optimizer_offload
+    alone = p.zero_stage == 3 and p.parameter_offload != wanted
+    alone = alone and (p.data_parallel == "fsdp2" or p.parameter_offload)
+    fix = f"use {str(wanted).lower()}: parts of weights stand with their optimizer"
+    yield ("parallel.parameter_offload", alone, str(p.parameter_offload).lower(), fix)
 
 
 def _qk_clip_rule(plan: PlanFile) -> _Rule:

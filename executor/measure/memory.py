@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from flopwright.kernels.gradients import observing
 
@@ -22,7 +23,8 @@ class SavedBytes:
     """Counts live saved storages, each once, and remembers the peak.
 
     Attributes:
-        excluded: addresses of storages that are not activations (parameters, buffers).
+        excluded: addresses of storages that are not activations (parameters, buffers). With
+            any, no parameter is one: addresses of gathered weights come and go.
     """
 
     excluded: frozenset[int]
@@ -34,7 +36,7 @@ class SavedBytes:
         """Counts a tensor that autograd saves."""
         storage = tensor.untyped_storage()
         address, nbytes = storage.data_ptr(), storage.nbytes()
-        if address in self.excluded or nbytes == 0 or _is_weight(tensor):
+        if nbytes == 0 or address in self.excluded or (self.excluded and _is_weight(tensor)):
             return _Kept(tensor, None, 0, 0)
         uses = self._uses.get(address, 0)
         self._uses[address] = uses + 1
@@ -79,11 +81,12 @@ def saved_bytes(modules: Iterable[nn.Module]) -> Iterator[SavedBytes]:
 def _addresses(modules: Iterable[nn.Module]) -> Iterator[int]:
     for module in modules:
         for tensor in (*module.parameters(), *module.buffers()):
-            yield tensor.untyped_storage().data_ptr()
+            held = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            yield held.untyped_storage().data_ptr()
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    """Whether it is a parameter or a view of one: gathered weights' addresses come and go."""
+    """Whether it is a parameter or a view of one."""
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 

@@ -126,9 +126,50 @@ def test_the_exceptions_in_words_hold(plan: PlanFile) -> None:
     assert [v.field for v in unsupported(with_workload(zero, precision=fp64))] == [
         "parallel.zero_stage"
     ]
+    sharded = with_value(zero, "parallel.data_parallel", "fsdp2")
+    assert not unsupported(with_workload(sharded, precision=fp64))
     none = with_value(zero, "parallel.data_parallel", "none")
     assert [v.field for v in unsupported(none)] == ["parallel.data_parallel"]
     tied = plan.scenario.model.model_copy(update={"tied_embeddings": True})
     scenario = plan.scenario.model_copy(update={"model": tied})
     stages = with_value(plan.model_copy(update={"scenario": scenario}), "parallel.pp", "2")
     assert [v.field for v in unsupported(stages)] == ["parallel.pp"]
+
+
+def _refused(plan: PlanFile, bf16: bool = False, **parallel: Any) -> list[str | None]:
+    """Returns the fields refused of a plan for two shards with `parallel` on top."""
+    wanted = plan.parallel.model_copy(update={"dp_shard": 2, **parallel})
+    plan = plan.model_copy(update={"parallel": wanted})
+    if bf16:
+        plan = with_workload(plan, precision=Precision())
+    return [v.field for v in unsupported(plan)]
+
+
+def test_what_a_data_parallel_library_cannot_do_is_refused_by_name(plan: PlanFile) -> None:
+    fsdp2 = {"data_parallel": "fsdp2"}
+    for zero in (1, 2, 3):
+        assert not _refused(plan, zero_stage=zero)
+        assert not _refused(plan, zero_stage=zero, dp_replicate=2, ep=2, **fsdp2)
+        replicated = _refused(plan, zero_stage=zero, dp_replicate=2)
+        assert replicated == ["parallel.dp_replicate"]
+    assert _refused(plan, zero_stage=3, ep=2) == ["parallel.zero_stage"]
+    assert not _refused(plan, zero_stage=2, ep=2)
+
+
+def test_parts_stand_on_the_host_together(plan: PlanFile) -> None:
+    optimizer: dict[str, Any] = {"optimizer_offload": True}
+    gradient: dict[str, Any] = {**optimizer, "gradient_offload": True}
+    everything: dict[str, Any] = {**gradient, "parameter_offload": True}
+    fsdp2 = {"data_parallel": "fsdp2"}
+    assert not _refused(plan, zero_stage=1, **optimizer)
+    assert _refused(plan, zero_stage=2, **optimizer) == ["parallel.gradient_offload"]
+    assert not _refused(plan, zero_stage=2, **gradient)
+    assert not _refused(plan, bf16=True, zero_stage=2, **optimizer)
+    assert _refused(plan, bf16=True, zero_stage=2, **gradient) == ["parallel.gradient_offload"]
+    assert not _refused(plan, zero_stage=3, **gradient)
+    assert not _refused(plan, zero_stage=3, **everything)
+    away = _refused(plan, zero_stage=3, parameter_offload=True)
+    assert away == ["parallel.parameter_offload"]
+    assert not _refused(plan, zero_stage=3, **everything, **fsdp2)
+    apart = _refused(plan, zero_stage=3, **gradient, **fsdp2)
+    assert apart == ["parallel.parameter_offload"]
