@@ -79,6 +79,7 @@ PLANS: Final[dict[int, dict[str, dict[str, Any]]]] = {
         },
         "muonclip fp32 zero1 ep2": {"dp_shard": 2, "ep": 2, "zero_stage": 1},
         "muonclip fp32 zero2": {"dp_shard": 2, "zero_stage": 2},
+        "muonclip fp32 zero3": {"dp_shard": 2, "zero_stage": 3},
         "muonclip fp32 host": {"dp_shard": 2, "zero_stage": 1, "optimizer_offload": True},
         "muonclip tp2": {"tp": 2},
         "muonclip tp2 etp2": {"tp": 2, "etp": 2},
