@@ -7,7 +7,7 @@ of their own, so that plans close to each other may change places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from flopwright.plan.parallel import ParallelPlan
@@ -19,11 +19,13 @@ from flopwright.spec.scenario import Scenario
 from flopwright.spec.workload import GemmRecipe
 
 # Entries of the finalists' lists together: what a few seconds are enough for.
-MAX_ENTRIES: Final = 100_000
+MAX_ENTRIES: Final = 50_000
 
 
 def refined(
-    result: SearchResult, variants: Mapping[GemmRecipe | None, Scenario], calibration: Calibration
+    result: SearchResult,
+    variants: Mapping[GemmRecipe | None, Scenario],
+    calibration_of: Callable[[Scenario], Calibration],
 ) -> SearchResult:
     """Returns the result with its best plans timed by the event engine and ranked by that.
 
@@ -32,7 +34,7 @@ def refined(
     if not result.ranked:
         return result
     scenario = next(iter(variants.values()))
-    times = refined_step_times([(variants[p.gemm], p.plan) for p in result.ranked], calibration)
+    times = refined_step_times([(variants[p.gemm], p.plan) for p in result.ranked], calibration_of)
     done = [
         plan.model_copy(update={"refined_step_time_s": seconds})
         for plan, seconds in zip(result.ranked, times, strict=False)
@@ -50,7 +52,7 @@ def refined(
 
 def refined_step_times(
     plans: Sequence[tuple[Scenario, ParallelPlan]],
-    calibration: Calibration,
+    calibration_of: Callable[[Scenario], Calibration],
     max_entries: int = MAX_ENTRIES,
 ) -> tuple[float, ...]:
     """Returns the step times of the first plans from the event engine, best plan first.
@@ -64,7 +66,7 @@ def refined_step_times(
     for scenario, plan in plans:
         if out and entries >= max_entries:
             break
-        seconds, count = event_step_seconds(scenario, plan, calibration)
+        seconds, count = event_step_seconds(scenario, plan, calibration_of(scenario))
         out.append(seconds)
         entries += count
     return tuple(out)

@@ -6,6 +6,7 @@ branch and bound on exact times (exact.py); then, where asked, the event engine 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -37,11 +38,14 @@ from flopwright.simulator.training.predict import predict
 from flopwright.spec.scenario import Scenario
 
 _MAX_FRONT: Final = 50
+# Layouts that lack memory and are replayed: the first by bound may not be better than the best.
+_LEAST_OUTSIDE: Final = 8
+CalibrationOf = Callable[[Scenario], Calibration]
 
 
 def search(
     scenario: Scenario,
-    calibration: Calibration | None = None,
+    calibration: Calibration | CalibrationOf | None = None,
     top_k: int = 10,
     *,
     fixed: Fixed | None = None,
@@ -52,7 +56,8 @@ def search(
 
     Args:
         scenario: model, cluster, workload and the bounds of the search.
-        calibration: what the simulator prices with; None takes the GPU's public prior.
+        calibration: what the simulator prices with, or what it is for a scenario (formats
+            of matrix products have their own); None takes the GPU's public prior.
         top_k: layouts to return, the best plan of each.
         fixed: fields that every plan must have (planner.space.FIXABLE).
         progress: called with (priced, total) now and then.
@@ -61,13 +66,19 @@ def search(
     Raises:
         InputError: no plan is legal, with every rule that stands against the nearest one.
     """
-    calibration = calibration or default_calibration(scenario.cluster.node.gpu)
+
+    def calibration_of(variant: Scenario) -> Calibration:
+        if calibration is None:
+            return default_calibration(variant.cluster.node.gpu)
+        return calibration if isinstance(calibration, Calibration) else calibration(variant)
+
     variants = recipe_variants(scenario)
     results = [
-        _search(variant, calibration, top_k, fixed, progress) for variant in variants.values()
+        _search(variant, calibration_of(variant), top_k, fixed, progress)
+        for variant in variants.values()
     ]
     result = merged(list(zip(variants.items(), results, strict=True)), top_k)
-    return refined(result, variants, calibration) if refine else result
+    return refined(result, variants, calibration_of) if refine else result
 
 
 def _search(
@@ -84,7 +95,7 @@ def _search(
     found = finalists(priced, scenario, top_k, calibration)
     replayed = select(priced, found.index, found.step_time_s)
     winners = best_of_each_layout(order(replayed, scenario), ids[found.index])[:top_k]
-    outside = nearest_infeasible(priced, scenario, top_k)
+    outside = nearest_infeasible(priced, scenario, max(top_k, _LEAST_OUTSIDE))
     best = objective_value(replayed, scenario)[winners[0]] if len(winners) else None
     return SearchResult(
         verdict=_verdict(priced, scenario),
@@ -94,7 +105,7 @@ def _search(
         proved=found.proved,
         headroom_asked=scenario.search.memory_headroom,
         ranked=_ranked(priced, scenario, found.index[winners], ids, calibration),
-        infeasible=_infeasible(priced, scenario, outside, best, calibration),
+        infeasible=_infeasible(priced, scenario, outside, best, calibration)[:top_k],
         front=_front(priced, scenario),
     )
 

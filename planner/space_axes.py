@@ -26,12 +26,15 @@ MAX_MICRO_BATCH_SIZE: Final = 16
 MIN_CONTEXT_TOKENS: Final = 4096
 _PLAIN: Final[tuple[ScheduleName, ...]] = ("1f1b", "interleaved_1f1b")
 _FILLED: Final[tuple[ScheduleName, ...]] = ("zb_h1", "zb_v", "dualpipe_v")
+# Tried with one chunk a stage among other schedules: with several it is rarely run.
+_ONE_CHUNK: Final[frozenset[ScheduleName]] = frozenset({"zb_h1"})
 _K2: Final = ("norm", "swiglu", "mla_up")
 # Lists beside Kimi K2's (which is "selective" by itself): attention alone (arXiv 2205.05198),
 # K2's with the experts' second products, and a whole feed-forward block.
 _DENSE_LISTS: Final = (("core_attn",), ("norm", "mlp"))
 _MOE_LISTS: Final = (("core_attn",), (*_K2, "moe_down"), ("norm", "mla_up", "moe"))
 AS_TP: Final = 0  # etp: as many ranks as tp
+LIGHT_ENDS, BALANCED = 1, 2  # split: how layers are spread over chunks (0: evenly)
 HALF: Final = -2  # recompute_layers: the first half of each chunk
 _NONE: Final = -1
 _FULL, _SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
@@ -55,7 +58,7 @@ class Policy:
 def shape_axes(scenario: Scenario, fixed: Fixed) -> dict[str, Sequence[int]]:
     """Returns the values tried of every axis that cuts the model or orders its work."""
     search, model, cluster = scenario.search, scenario.model, scenario.cluster
-    gpus, moe = cluster.num_gpus, model.moe
+    gpus, moe, gpu_kind = cluster.num_gpus, model.moe, cluster.node.gpu.kind
     batch = scenario.workload.global_batch_size
     values: dict[str, Sequence[int]] = {
         "tp": search.tp or _tensor_parallel(cluster.node, model.attention.num_heads),
@@ -64,13 +67,13 @@ def shape_axes(scenario: Scenario, fixed: Fixed) -> dict[str, Sequence[int]]:
         "cp": search.cp or _context_parallel(scenario),
         "context_parallel": _contexts(scenario),
         "ep": search.ep or (divisors(math.gcd(moe.num_experts, gpus)) if moe else (1,)),
-        "etp": search.etp or ((1, AS_TP) if moe and cluster.node.gpu.kind != "cpu" else (1,)),
+        "etp": search.etp or ((1, AS_TP) if moe and gpu_kind != "cpu" else (1,)),
         "micro_batch_size": search.micro_batch_size
         or [d for d in divisors(batch) if d <= MAX_MICRO_BATCH_SIZE],
         "zero_stage": search.zero_stage,
         "schedule": [SCHEDULES.index(s) for s in _schedules(scenario)],
         "sequence_parallel": [int(s) for s in search.sequence_parallel] or (1,),
-        "split": (0, 1),
+        "split": (0, LIGHT_ENDS) if gpu_kind == "cpu" else (0, LIGHT_ENDS, BALANCED),
         "world": world_sizes(scenario),
     }
     values |= {name: (fixed[name],) for name in values if name in fixed}
@@ -80,9 +83,12 @@ def shape_axes(scenario: Scenario, fixed: Fixed) -> dict[str, Sequence[int]]:
 def schedules_with_chunks(values: dict[str, Sequence[int]]) -> list[tuple[int, int]]:
     """Returns the pairs (schedule, vpp) that go together; all pairs where none do."""
     every = [(s, v) for s in values["schedule"] for v in values["vpp"]]
+    several = len(values["schedule"]) > 1 and 1 in values["vpp"]
     fit = []
     for schedule, vpp in every:
         least, most = CHUNKS_PER_STAGE[SCHEDULES[schedule]]
+        if several and SCHEDULES[schedule] in _ONE_CHUNK:
+            most = 1
         if vpp >= least and (not most or vpp <= most):
             fit.append((schedule, vpp))
     return fit or every

@@ -14,7 +14,9 @@ from flopwright.errors import InputError, Violation, divisors
 from flopwright.plan.parallel import even_split
 from flopwright.planner.space_axes import (
     AS_TP,
+    BALANCED,
     HALF,
+    LIGHT_ENDS,
     Fixed,
     Policy,
     policies,
@@ -23,6 +25,8 @@ from flopwright.planner.space_axes import (
     shape_axes,
 )
 from flopwright.simulator.training.candidates import SCHEDULES, Candidates
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.parameters import layer_parameters
 from flopwright.spec.scenario import Scenario
 
 Ints = NDArray[np.int64]
@@ -93,6 +97,30 @@ def light_ends_split(num_layers: int, chunks: int) -> tuple[int, ...]:
     return (base, *(base + 1,) * extra, *(base,) * (light - 1))
 
 
+def tail_layers(model: ModelSpec) -> float:
+    """Returns how many layers the head and prediction modules weigh, by weights a token meets."""
+    middle = model.num_layers // 2
+    layer = 0.0
+    for tensor in layer_parameters(model, middle):
+        expert = tensor.role == "expert" and model.moe is not None
+        share = model.moe.top_k / model.moe.num_experts if expert and model.moe else 1.0
+        layer += tensor.numel * share
+    head = model.vocab_size * model.hidden_size / layer
+    return float(head * (1 + model.mtp_layers) + model.mtp_layers)
+
+
+def balanced_split(num_layers: int, chunks: int, tail: float) -> tuple[int, ...]:
+    """Returns layers per chunk with so many less on the last one as its tail weighs.
+
+    The others share the rest as `light_ends_split` has it.
+
+    Args:
+        tail: what the last chunk holds beside layers, in layers.
+    """
+    last = max(0, min(round((num_layers + tail) / chunks - tail), num_layers // chunks))
+    return (*light_ends_split(num_layers - last, chunks - 1), last)
+
+
 def _check_size(values: dict[str, Sequence[int]], fixed: Fixed, gpus: int) -> None:
     """Raises InputError where the product cannot be held: too many points or ranks."""
     ranks = max(1, fixed.get("dp", 1), fixed.get("dp_replicate", 1))
@@ -131,7 +159,7 @@ def _shapes(
 ) -> Candidates:
     axes = _grid(values)
     axes |= {n: np.full_like(axes["tp"], fixed[n]) for n in ("data_parallel",) if n in fixed}
-    axes, layouts = _with_layouts(axes, scenario.model.num_layers)
+    axes, layouts = _with_layouts(axes, scenario.model)
     world = axes.pop("world")
     ranks = axes["tp"] * axes["pp"] * axes["cp"]
     dp = np.full_like(world, fixed["dp"]) if "dp" in fixed else np.maximum(world // ranks, 1)
@@ -167,23 +195,28 @@ def _grid(values: dict[str, Sequence[int]]) -> dict[str, Ints]:
 
 
 def _with_layouts(
-    axes: dict[str, Ints], num_layers: int
+    axes: dict[str, Ints], model: ModelSpec
 ) -> tuple[dict[str, Ints], tuple[tuple[int, ...], ...]]:
-    """Turns the split axis into layouts; a split that equals the even one is dropped."""
-    chunks = axes["pp"] * axes["vpp"]
-    table = {
-        int(n): light_ends_split(num_layers, int(n))
-        for n in np.unique(chunks)
-        if 1 < n <= num_layers
-    }
-    table = {n: split for n, split in table.items() if split != even_split(num_layers, n)}
-    index = {n: i for i, n in enumerate(table)}
+    """Turns the split axis into layouts; a split that equals an earlier one is dropped."""
+    chunks, layers, tail = axes["pp"] * axes["vpp"], model.num_layers, tail_layers(model)
+    table: dict[tuple[int, int], int] = {}
+    layouts: list[tuple[int, ...]] = []
+    for n in (int(n) for n in np.unique(chunks) if 1 < n <= layers):
+        seen = [even_split(layers, n)]
+        for kind, split in (
+            (LIGHT_ENDS, light_ends_split(layers, n)),
+            (BALANCED, balanced_split(layers, n, tail)),
+        ):
+            if split not in seen:
+                table[kind, n] = len(layouts)
+                layouts.append(split)
+                seen.append(split)
     layout = np.full_like(chunks, -1)
-    for n, i in index.items():
-        layout[(chunks == n) & (axes["split"] == 1)] = i
+    for (kind, n), i in table.items():
+        layout[(chunks == n) & (axes["split"] == kind)] = i
     keep = (axes["split"] == 0) | (layout >= 0)
     out = {name: column[keep] for name, column in axes.items() if name != "split"}
-    return out | {"layout": layout[keep]}, tuple(table.values())
+    return out | {"layout": layout[keep]}, tuple(layouts)
 
 
 def _replicas(

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.planner.explain import (
     Binding,
@@ -18,7 +19,7 @@ from flopwright.planner.explain import (
 )
 from flopwright.planner.result import RankedPlan, SearchResult
 from flopwright.planner.whole_run import WholeRun
-from flopwright.report.metrics import MEMORY_CLASSES, TIME_CLASSES
+from flopwright.report.metrics import MEMORY_CLASSES, TIME_CLASSES, Prediction
 from flopwright.spec.scenario import Scenario
 from flopwright.units import GIB, plural, show_bytes, show_count, show_seconds
 
@@ -74,7 +75,9 @@ def show(
     _print_plan_parts(console, result)
     if result.infeasible:
         console.print(_infeasible_table(result, _better_title(result, scenario)))
-    console.print(_memory_table(chosen, scenario.model.num_layers, narrow=narrow))
+    title = f"Memory of plan {chosen.rank} by pipeline stage"
+    layers = scenario.model.num_layers
+    console.print(memory_table(title, chosen.plan, chosen.prediction, layers, narrow=narrow))
     _print_time(console, chosen)
     _print_run(console, run, chosen)
     told = noticeable(binding)
@@ -140,6 +143,7 @@ def _ranked_table(result: SearchResult, scenario: Scenario, *, narrow: bool) -> 
         "#",
         "plan",
         "step (s)",
+        "by events (s)",
         "80 % interval (s)",
         "tokens/s/GPU",
         "MFU (%)",
@@ -148,13 +152,16 @@ def _ranked_table(result: SearchResult, scenario: Scenario, *, narrow: bool) -> 
         "why it loses",
     )
     shown = [n for n in names if not narrow or n not in _ONLY_WIDE]
+    if not result.refined:
+        shown.remove("by events (s)")
     table = _columns(Table(title="Best plans, one a layout", title_justify="left"), tuple(shown))
     for plan in result.ranked:
         m, interval = plan.prediction.metrics, plan.prediction.step_time_interval
         cells = (
             str(plan.rank),
-            plan.plan.label(),
+            _label(plan),
             f"{m.step_time_s:.4g}",
+            "" if plan.refined_step_time_s is None else f"{plan.refined_step_time_s:.4g}",
             f"{interval.low:.3g} - {interval.high:.3g}",
             f"{m.tokens_per_s_per_gpu:,.0f}",
             f"{100 * m.mfu:.1f}",
@@ -164,6 +171,10 @@ def _ranked_table(result: SearchResult, scenario: Scenario, *, narrow: bool) -> 
         )
         table.add_row(*(c for n, c in zip(names, cells, strict=True) if n in shown))
     return table
+
+
+def _label(plan: RankedPlan) -> str:
+    return plan.plan.label() if plan.gemm is None else f"{plan.plan.label()} {plan.gemm}"
 
 
 def _print_why(console: Console, result: SearchResult, scenario: Scenario) -> None:
@@ -197,18 +208,21 @@ def _infeasible_table(result: SearchResult, title: str) -> Table:
     return table
 
 
-def _memory_table(chosen: RankedPlan, num_layers: int, *, narrow: bool) -> Table:
-    stages = chosen.prediction.metrics.memory_bytes
+def memory_table(
+    title: str, plan: ParallelPlan, prediction: Prediction, num_layers: int, *, narrow: bool
+) -> Table:
+    """Returns a plan's memory by pipeline stage and class."""
+    stages = prediction.metrics.memory_bytes
     classes = [c for c in MEMORY_CLASSES if any(m.get(c) for m in stages)]
-    unit, scale = _unit(chosen.prediction.metrics.peak_memory_bytes)
-    title = f"Memory of plan {chosen.rank} by pipeline stage ({unit})"
+    unit, scale = _unit(prediction.metrics.peak_memory_bytes)
+    title = f"{title} ({unit})"
     names = ("#" if narrow else "stage", *(c.replace("_", " ") for c in classes), "peak", "layers")
     table = _columns(Table(title=title, title_justify="left"), names)
     if narrow:
         table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False
-    chunks = chosen.plan.chunk_layers(num_layers)
+    chunks = plan.chunk_layers(num_layers)
     for stage, memory in enumerate(stages[:MAX_STAGES_SHOWN]):
-        held = "+".join(str(len(chunks[c])) for c in chunks_of_stage(chosen.plan, stage))
+        held = "+".join(str(len(chunks[c])) for c in chunks_of_stage(plan, stage))
         cells = (f"{memory.get(c, 0) / scale:.2f}" for c in classes)
         table.add_row(str(stage), *cells, f"{sum(memory.values()) / scale:.2f}", held)
     return table

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +13,26 @@ import typer
 if TYPE_CHECKING:
     from flopwright.planner.result import RankedPlan, SearchResult
     from flopwright.planner.search import Progress
-    from flopwright.simulator.calibration.model import Calibration
     from flopwright.spec.scenario import Scenario
 
 EXIT_DOES_NOT_FIT = 1
 _FIX = "Fix a field"
+# Fields with an option of their own.
+_OPTIONS = (
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "dp",
+    "zero_stage",
+    "micro_batch_size",
+    "recompute",
+    "schedule",
+    "fp8_activations",
+    "activation_offload",
+    "optimizer_offload",
+)
 _PHASES = "Phases of a run"
 
 
@@ -27,8 +44,27 @@ def plan(
     rank: Annotated[int, typer.Option("--rank", min=1, help="Which plan is chosen.")] = 1,
     top: Annotated[int, typer.Option("--top", min=1, max=100, help="Plans to list.")] = 10,
     calibration: Annotated[
-        str | None, typer.Option("--calibration", help="Path or id; default: the GPU's prior.")
+        str | None, typer.Option("--calibration", help="Path or id, instead of a stack.")
     ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            "--stack", help="Software that runs it, e.g. nemo-2025; prior: the GPU's prior alone."
+        ),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--also",
+            help="Where this plan stands too: a plan.yaml, or 'pp=16 ep=16 zero=1 mbs=1'.",
+        ),
+    ] = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Where the published plan of the scenario stands.")
+    ] = False,
+    refine: Annotated[
+        bool, typer.Option("--refine/--no-refine", help="Send the best through the event engine.")
+    ] = True,
     tp: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
     pp: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
     vpp: Annotated[int | None, typer.Option(rich_help_panel=_FIX)] = None,
@@ -49,6 +85,10 @@ def plan(
     optimizer_offload: Annotated[
         bool | None,
         typer.Option("--optimizer-offload/--no-optimizer-offload", rich_help_panel=_FIX),
+    ] = None,
+    fix: Annotated[
+        list[str] | None,
+        typer.Option("--fix", help="Any other field, e.g. etp=2.", rich_help_panel=_FIX),
     ] = None,
     whole_run: Annotated[
         bool,
@@ -76,7 +116,7 @@ def plan(
     Exit code 0: something fits. 1: nothing fits; the nearest plans are shown with what
     they lack, and no plan is written. 2: the input cannot be used.
 
-    Example: flopwright plan kimi_k2_pretrain_2048gpu_h800_bf16 --out plan.yaml
+    Example: flopwright plan kimi_k2_pretrain_2048gpu_h800_bf16 --published --out plan.yaml
     """
     fixed = {
         "tp": tp,
@@ -94,11 +134,62 @@ def plan(
         "optimizer_offload": optimizer_offload,
     }
     given = {name: value for name, value in fixed.items() if value is not None}
+    given |= fixed_fields(fix or ())
     _check_phases(given, phase, restart, whole_run=whole_run, ranked=rank > 1)
     if whole_run:
-        _plan_phases(scenario, out, calibration, restart, as_json)
+        _plan_phases(scenario, out, (calibration, stack), restart, as_json)
         return
-    _run(scenario, phase, out, rank, max(top, rank), calibration, given, as_json)
+    asked = Asked(
+        scenario=scenario,
+        phase=phase,
+        out=out,
+        rank=rank,
+        top=max(top, rank),
+        priced_by=(calibration, stack),
+        fixed=given,
+        also=tuple(also or ()),
+        published=published,
+        refine=refine,
+        as_json=as_json,
+    )
+    _run(asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line asks of one search; priced_by is (calibration, stack)."""
+
+    scenario: str
+    phase: str | None
+    out: Path | None
+    rank: int
+    top: int
+    priced_by: tuple[str | None, str | None]
+    fixed: dict[str, int | str | bool]
+    also: tuple[str, ...]
+    published: bool
+    refine: bool
+    as_json: bool
+
+
+def fixed_fields(words: Sequence[str]) -> dict[str, int | str | bool]:
+    """Returns `name=value` words as fixed fields: numbers, true and false, else text.
+
+    Raises:
+        InputError: a word without a value.
+    """
+    from flopwright.errors import InputError, Violation
+
+    out: dict[str, int | str | bool] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            rule = "needs a value"
+            raise InputError(Violation(field="--fix", value=word, rule=rule, nearest_fix="etp=2"))
+        truth = {"true": True, "false": False}
+        number = value.removeprefix("-").isdigit()
+        out[name] = int(value) if number else truth.get(value, value)
+    return out
 
 
 def _check_phases(
@@ -125,86 +216,85 @@ def _check_phases(
 
 
 def _plan_phases(
-    name: str, out: Path | None, calibration_name: str | None, restart: str | None, as_json: bool
+    name: str,
+    out: Path | None,
+    options: tuple[str | None, str | None],
+    restart: str | None,
+    as_json: bool,
 ) -> None:
+    from flopwright.cli._priced_by import priced_by
     from flopwright.cli._whole_run_view import plan_whole_run
     from flopwright.spec.load import load_scenario
 
     scenario = load_scenario(name)
     _check_target(out)
-    calibration = _calibration(calibration_name, scenario)
+    calibration = priced_by(scenario, *options)
     plan_whole_run(scenario, calibration, restart=restart, out=out, as_json=as_json)
 
 
-def _calibration(name: str | None, scenario: Scenario) -> Calibration:
-    from flopwright.simulator.calibration.files import default_calibration, load_calibration
-
-    if name is not None:
-        return load_calibration(name)
-    return default_calibration(scenario.cluster.node.gpu)
-
-
-def _run(
-    name: str,
-    phase: str | None,
-    out: Path | None,
-    rank: int,
-    top: int,
-    calibration_name: str | None,
-    fixed: dict[str, int | str | bool],
-    as_json: bool,
-) -> None:
+def _run(asked: Asked) -> None:
     from flopwright.cli import _plan_view as view
     from flopwright.cli._console import console_of
+    from flopwright.cli._priced_by import priced_by
+    from flopwright.cli._standing_view import show_standings, standings
     from flopwright.plan.phases import phase_of
     from flopwright.planner.explain import binding_constraint
+    from flopwright.planner.recipes import with_gemm
     from flopwright.planner.whole_run import whole_run
     from flopwright.spec.load import load_scenario
 
-    scenario = load_scenario(name)
-    if phase is not None:
-        scenario = phase_of(scenario, phase).scenario
+    scenario, out = load_scenario(asked.scenario), asked.out
+    if asked.phase is not None:
+        scenario = phase_of(scenario, asked.phase).scenario
     _check_target(out)
-    calibration = _calibration(calibration_name, scenario)
-    result = _search(scenario, calibration, top, fixed, quiet=as_json)
-    chosen = _choose(result, rank)
-    run = None if chosen is None else whole_run(scenario, chosen.prediction)
-    binding = binding_constraint(result, scenario, calibration)
+    result = _search(scenario, asked)
+    chosen = _choose(result, asked.rank)
+    own = scenario if chosen is None else with_gemm(scenario, chosen.gemm)
+    calibration = priced_by(own, *asked.priced_by)
+    run = None if chosen is None else whole_run(own, chosen.prediction)
+    binding = binding_constraint(result, own, calibration)
+    stood = standings(scenario, calibration, asked.also, published=asked.published)
     if chosen is not None and out is not None:
-        _write(scenario, chosen, out)
-    if as_json:
+        _write(own, chosen, out)
+    if asked.as_json:
         written = str(out) if out is not None and chosen is not None else None
-        data = view.as_data(result, scenario, chosen, run, binding, written)
+        data = view.as_data(result, own, chosen, run, binding, written)
+        data["also"] = [s.to_data() for s in stood]
         typer.echo(json.dumps(data))
     else:
-        view.show(console_of(140), result, scenario, chosen, run, binding)
-        _go_on(name, out, fixed, fits=chosen is not None)
+        console = console_of(140)
+        view.show(console, result, own, chosen, run, binding)
+        show_standings(console, scenario, stood)
+        _go_on(asked.scenario, out, asked.fixed, fits=chosen is not None)
     if chosen is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _search(
-    scenario: Scenario,
-    calibration: Calibration,
-    top: int,
-    fixed: dict[str, int | str | bool],
-    *,
-    quiet: bool,
-) -> SearchResult:
+def _search(scenario: Scenario, asked: Asked) -> SearchResult:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
+    from flopwright.cli._priced_by import priced_by
     from flopwright.planner.search import search
 
     console = Console(stderr=True)
-    with Bar(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with Bar(
+        console=console, transient=True, disable=asked.as_json or not console.is_terminal
+    ) as bar:
         task = bar.add_task("pricing plans", total=None)
 
         def advance(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
         progress: Progress = advance
-        return search(scenario, calibration, top, fixed=fixed, progress=progress)
+        return search(
+            scenario,
+            lambda variant: priced_by(variant, *asked.priced_by),
+            asked.top,
+            fixed=asked.fixed,
+            progress=progress,
+            refine=asked.refine,
+        )
 
 
 def _choose(result: SearchResult, rank: int) -> RankedPlan | None:
@@ -280,6 +370,9 @@ def _options(fixed: dict[str, int | str | bool]) -> list[str]:
     """Returns the fixed fields as they are written on the command line."""
     out = []
     for name, value in fixed.items():
+        if name not in _OPTIONS:
+            out += ["--fix", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+            continue
         option = "zero" if name == "zero_stage" else name.replace("_", "-")
         if isinstance(value, bool):
             out.append(f"--{option}" if value else f"--no-{option}")

@@ -67,6 +67,7 @@ def test_json_holds_the_result_in_si_units(capsys) -> None:
         "whole_run",
         "written",
         "result",
+        "also",
     }
     assert data["verdict"] == "fits"
     assert [r["rank"] for r in data["result"]["ranked"]] == [1, 2, 3]

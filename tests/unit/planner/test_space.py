@@ -12,6 +12,7 @@ from flopwright.planner.space import (
     light_ends_split,
     rule_counts,
 )
+from flopwright.planner.space_product import balanced_split, tail_layers
 from flopwright.spec.load import load_scenario
 from flopwright.spec.scenario import Scenario, SearchSpace
 
@@ -75,7 +76,8 @@ def test_every_k2_candidate_is_legal_and_the_published_family_is_there() -> None
         activation_offload=True,
     )
     splits = {p.layers_per_stage for p in published if p.vpp == 1}
-    assert splits == {None, (3, *(4,) * 13, 3, 3)}
+    # The head weighs two of K2's layers: the last stage may hold two less.
+    assert splits == {None, (3, *(4,) * 13, 3, 3), (3, *(4,) * 14, 2)}
 
 
 def test_search_lists_bound_the_space() -> None:
@@ -144,6 +146,42 @@ def test_light_ends_split_is_k2s() -> None:
             assert sum(split) == layers
             assert len(split) == chunks
             assert max(split) - min(split) <= 1
+
+
+def test_a_balanced_split_takes_from_the_last_chunk_what_its_tail_weighs() -> None:
+    assert balanced_split(61, 16, 2.1) == (3, *(4,) * 14, 2)
+    assert balanced_split(61, 32, 4.2) == (1, *(2,) * 30, 0)
+    assert balanced_split(32, 4, 0.0) == (8, 8, 8, 8)
+    assert tail_layers(K2.model) == pytest.approx(2.348, abs=1e-3)
+    for layers, chunks, tail in itertools.product((7, 31, 61), (2, 5, 7), (0.0, 0.7, 2.0, 9.0)):
+        split = balanced_split(layers, chunks, tail)
+        assert sum(split) == layers
+        assert len(split) == chunks
+        assert min(split) >= 0
+        assert split[-1] + tail <= max(split) + 1 or split[-1] == 0
+
+
+def test_fixed_lists_and_finer_axes_hold() -> None:
+    few = {"pp": 16, "ep": 16, "tp": 2, "schedule": "1f1b", "zero_stage": 1}
+    plans = _plans(K2, **few, etp=2, recompute="selective", recompute_tags="norm,moe_down")
+    assert plans
+    assert {p.recompute_tags for p in plans} == {("norm", "moe_down")}
+    assert {p.etp for p in plans} == {2}
+    deep = _plans(K2, **few, recompute="full", recompute_layers=1)
+    assert {p.recompute_layers for p in deep} == {1}
+    every = _plans(K2, **few, recompute="full")
+    assert {p.recompute_layers for p in every} == {None, 2}
+    with pytest.raises(InputError, match="did you mean 'norm'"):
+        legal_candidates(K2, {"recompute_tags": "norms"})
+
+
+def test_long_contexts_are_cut_in_every_way() -> None:
+    long = K2.model_copy(update={"workload": K2.workload.model_copy(update={"seq_len": 16384})})
+    plans = _plans(long, pp=16, ep=16, tp=1, zero_stage=1, recompute="full", schedule="1f1b")
+    assert {(p.cp, p.context_parallel) for p in plans} == {
+        (1, "ring"),
+        *itertools.product((2, 4), ("ring", "all_gather", "ulysses")),
+    }
 
 
 def test_hybrid_sharding_appears_under_zero_only() -> None:
