@@ -143,11 +143,7 @@ def _runs_the_ramp(result: SearchResult, scenario: Scenario) -> RankedPlan | Non
         return None
     found: list[Violation] = []
     for ranked in result.ranked:
-        broken = [
-            violation
-            for level in scenario.workload.batch_levels
-            for violation in plan_violations(ranked.plan, _at_batch(scenario, level.batch))
-        ]
+        broken = batch_violations(ranked.plan, scenario)
         if not broken:
             return ranked
         found = found or broken
@@ -160,6 +156,15 @@ def _runs_the_ramp(result: SearchResult, scenario: Scenario) -> RankedPlan | Non
             nearest_fix="start and increment a multiple of micro_batch_size * dp (* pp)",
         )
     )
+
+
+def batch_violations(plan: ParallelPlan, scenario: Scenario) -> list[Violation]:
+    """Returns what a plan breaks at any batch of the run, the full one and a ramp's."""
+    return [
+        violation
+        for level in scenario.workload.batch_levels
+        for violation in plan_violations(plan, _at_batch(scenario, level.batch))
+    ]
 
 
 def _at_batch(scenario: Scenario, batch: int) -> Scenario:

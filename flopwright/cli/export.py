@@ -33,6 +33,16 @@ def export(
     image: Annotated[
         str | None, typer.Option("--image", help="container image, for kubeflow and dstack")
     ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option("--stack", help="software stack to price with; default: as the plan says"),
+    ] = None,
+    fallback_plans: Annotated[
+        int,
+        typer.Option(
+            "--fallbacks", min=0, max=10, help="plans for fewer nodes to write beside it, at most"
+        ),
+    ] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Write the files that launch a plan: scripts, DeepSpeed JSON, expected numbers, bounds.
@@ -41,22 +51,24 @@ def export(
     """
     from flopwright.executor.launch.supported import unsupported
     from flopwright.planner.export.bundle import EXECUTABLE, bundle
-    from flopwright.planner.export.folder import write_folder
+    from flopwright.planner.export.folder import check_folder, write_folder
     from flopwright.planner.export.registry import target_files
+    from flopwright.planner.fallback import fallbacks
     from flopwright.simulator.training.predict import predict
     from flopwright.spec.load import load_plan
 
     plan_file = load_plan(plan)
     _check_runnable(plan_file)
     extra = target_files(plan_file, target or (), image=image)
+    check_folder(to, (), force=force)
+    priced = _calibration(plan_file, calibration, stack)
     prediction, trace = predict(
-        plan_file.scenario,
-        plan_file.parallel,
-        _calibration(plan_file, calibration),
-        name=plan_file.name,
+        plan_file.scenario, plan_file.parallel, priced, name=plan_file.name
     )
     refused = [f"{v.field} {v.value}" for v in unsupported(plan_file)]
-    files = bundle(plan_file, prediction, trace, refused=refused, extra=extra)
+    step_s = prediction.metrics.step_time_s
+    spare = fallbacks(plan_file, step_s, priced, fallback_plans) if fallback_plans else ()
+    files = bundle(plan_file, prediction, trace, refused=refused, extra=extra, fallbacks=spare)
     write_folder(to, files, executable=EXECUTABLE, force=force)
     if as_json:
         typer.echo(
@@ -66,6 +78,7 @@ def export(
                     "files": {name: len(content) for name, content in sorted(files.items())},
                     "prediction": prediction.to_data(),
                     "refused_by_executor": refused,
+                    "fallbacks": [f.to_data() for f in spare],
                     "not_expressed": {f.name: list(f.omitted) for f in extra if f.omitted},
                 }
             )
@@ -83,13 +96,13 @@ def export(
     typer.echo(f"next: read {to / 'README.md'}, then {to / 'torchrun.sh'} or sbatch it")
 
 
-def _calibration(plan: PlanFile, wanted: str | None) -> Calibration | None:
-    from flopwright.simulator.calibration.files import load_calibration
+def _calibration(plan: PlanFile, wanted: str | None, stack: str | None) -> Calibration:
+    from flopwright.cli._priced_by import priced_by
 
-    if wanted is not None:
-        return load_calibration(wanted)
     named = plan.predicted.calibration_id if plan.predicted is not None else None
-    return load_calibration(named) if named is not None else None
+    if wanted is None and stack is None:
+        wanted = named
+    return priced_by(plan.scenario, wanted, stack)
 
 
 def _check_runnable(plan: PlanFile) -> None:

@@ -12,12 +12,14 @@ from flopwright.plan.file import PlanFile, PredictedStep
 from flopwright.planner.export.check import check_json, measure_script
 from flopwright.planner.export.deepspeed_json import deepspeed_json
 from flopwright.planner.export.env import env_script
+from flopwright.planner.export.fallbacks import fallback_header, fallbacks_json
 from flopwright.planner.export.readme import readme
 from flopwright.planner.export.sbatch import sbatch_script
 from flopwright.planner.export.target import TARGET_VERSIONS
 from flopwright.planner.export.text import TargetFile
 from flopwright.planner.export.torchrun import torchrun_script
 from flopwright.planner.export.trace import predicted_trace
+from flopwright.planner.fallback import Fallback
 from flopwright.report.metrics import Prediction
 from flopwright.report.trace import Trace
 from flopwright.spec.load import dump_yaml
@@ -47,6 +49,7 @@ def bundle(
     *,
     refused: Sequence[str] = (),
     extra: Sequence[TargetFile] = (),
+    fallbacks: Sequence[Fallback] = (),
 ) -> dict[str, bytes]:
     """Returns the bundle's files by name; the same inputs give the same bytes.
 
@@ -56,10 +59,11 @@ def bundle(
         trace: the simulated step.
         refused: what this version's executor does not run of the plan, in words.
         extra: files of further targets (registry.py).
+        fallbacks: plans for fewer nodes (planner/fallback.py).
     """
     plan = with_prediction(plan, prediction)
     texts = {
-        "README.md": readme(plan, prediction, refused),
+        "README.md": readme(plan, prediction, refused, fallbacks),
         "plan.yaml": dump_yaml(plan, header=f"flopwright {flopwright.__version__}: run me"),
         "torchrun.sh": torchrun_script(plan),
         "sbatch.sh": sbatch_script(plan, prediction),
@@ -67,7 +71,9 @@ def bundle(
         "deepspeed.json": deepspeed_json(plan),
         "check.json": check_json(plan, prediction),
         "measure.sh": measure_script(plan),
+        "fallbacks.json": fallbacks_json(plan, prediction, fallbacks),
     }
+    texts |= {f.file: dump_yaml(f.plan, header=fallback_header(f)) for f in fallbacks}
     texts |= {file.name: file.text for file in extra}
     files = {name: text.encode() for name, text in texts.items()}
     files["predicted.trace.json.gz"] = predicted_trace(plan, trace)

@@ -10,9 +10,11 @@ from flopwright.plan.file import PlanFile
 from flopwright.planner.export import deepspeed_json, torchrun
 from flopwright.planner.export.check import check_bounds
 from flopwright.planner.export.env import environment
+from flopwright.planner.export.fallbacks import fallbacks_section
 from flopwright.planner.export.sbatch import time_limit_h
 from flopwright.planner.export.target import RENDEZVOUS_PORT, TARGET_VERSIONS, placement, slug
 from flopwright.planner.export.torchrun import RUN_FOLDER
+from flopwright.planner.fallback import Fallback
 from flopwright.planner.whole_run import whole_run
 from flopwright.report.check import CheckBounds
 from flopwright.report.metrics import Prediction
@@ -28,17 +30,24 @@ FILES: Final = {
     "predicted.trace.json.gz": "the simulated step; open it at https://ui.perfetto.dev",
     "check.json": "bounds for the first steps",
     "measure.sh": "compares the run with check.json: continue, look or stop",
+    "fallbacks.json": "plans for fewer nodes, each with its step time and memory",
     "manifest.json": "sha256 of every file, tool version, calibration",
 }
 
 
-def readme(plan: PlanFile, prediction: Prediction, refused: Sequence[str] = ()) -> str:
+def readme(
+    plan: PlanFile,
+    prediction: Prediction,
+    refused: Sequence[str] = (),
+    fallbacks: Sequence[Fallback] = (),
+) -> str:
     """Returns README.md as text; all numbers come from the plan and its prediction.
 
     Args:
         plan: the plan file.
         prediction: of this plan.
         refused: what this version's executor does not run of the plan.
+        fallbacks: plans for fewer nodes.
     """
     parts = (
         _title(plan),
@@ -47,9 +56,10 @@ def readme(plan: PlanFile, prediction: Prediction, refused: Sequence[str] = ()) 
         _expect(plan, prediction),
         _check(check_bounds(plan, prediction)),
         _memory(prediction),
+        fallbacks_section(fallbacks, plan.parallel.world_size),
         _not_expressed(plan, prediction),
         _basis(plan, prediction),
-        _files(plan),
+        _files(plan, fallbacks),
     )
     return "\n".join(part for part in parts if part)
 
@@ -194,8 +204,9 @@ def _basis(plan: PlanFile, prediction: Prediction) -> str:
     )
 
 
-def _files(plan: PlanFile) -> str:
-    rows = "".join(f"| `{name}` | {what} |\n" for name, what in FILES.items())
+def _files(plan: PlanFile, fallbacks: Sequence[Fallback]) -> str:
+    files = FILES | {f.file: f"the plan for {f.ranks:,} ranks" for f in fallbacks}
+    rows = "".join(f"| `{name}` | {what} |\n" for name, what in files.items())
     versions = ", ".join(TARGET_VERSIONS.values())
     count = len(environment(plan))
     return (

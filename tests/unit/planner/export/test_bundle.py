@@ -16,10 +16,11 @@ from flopwright.plan.file import PlanFile
 from flopwright.planner.export.bundle import EXECUTABLE, bundle
 from flopwright.planner.export.folder import check_folder, write_folder
 from flopwright.planner.export.readme import FILES
+from flopwright.planner.fallback import Fallback
 from flopwright.report.check import CheckBounds
 from flopwright.report.metrics import Prediction
 from flopwright.report.trace import Trace
-from flopwright.spec.load import load_plan
+from flopwright.spec.load import load_plan, make_plan_file
 
 
 def test_same_plan_same_bytes(k2: PlanFile, prediction: Prediction, trace: Trace) -> None:
@@ -159,3 +160,37 @@ def test_readme_says_first_what_the_executor_refuses(
     before_run = warned.split("## Run it")[0]
     assert "does not run this plan yet" in before_run
     assert "parallel.vpp 4" in before_run
+
+
+def test_fallbacks_stand_in_the_bundle_with_their_numbers(
+    k2: PlanFile, prediction: Prediction, trace: Trace, tmp_path: Path
+) -> None:
+    cluster = k2.scenario.cluster.model_copy(update={"num_nodes": 128, "name": "half"})
+    scenario = k2.scenario.model_copy(update={"cluster": cluster})
+    half = k2.parallel.model_copy(update={"dp_shard": 64})
+    spare = Fallback(
+        ranks=1024,
+        nodes=128,
+        nodes_lost=128,
+        step_time_s=25.0,
+        slower=1.0,
+        peak_memory_bytes=70 * 2**30,
+        headroom=0.1,
+        plan=make_plan_file(scenario, half, half.label()),
+    )
+    files = bundle(k2, prediction, trace, fallbacks=[spare])
+    write_folder(tmp_path / "b", files, executable=EXECUTABLE)
+    assert load_plan(tmp_path / "b" / "fallback-1024.yaml") == spare.plan
+    data = json.loads(files["fallbacks.json"])
+    assert data["ranks"] == 2048
+    (row,) = data["fallbacks"]
+    assert row["file"] == "fallback-1024.yaml"
+    assert (row["step_time_s"], row["peak_memory_bytes"]) == (25.0, 70 * 2**30)
+    text = files["README.md"].decode()
+    assert "When nodes are lost" in text
+    assert "| `fallback-1024.yaml` |" in text
+    assert "70 GiB" in text
+    assert set(json.loads(files["manifest.json"])["sha256"]) == set(files) - {"manifest.json"}
+    without = bundle(k2, prediction, trace)
+    assert json.loads(without["fallbacks.json"])["fallbacks"] == []
+    assert "No plan was found" in without["README.md"].decode()
