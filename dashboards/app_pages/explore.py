@@ -16,10 +16,10 @@ from flopwright.dashboards.parts import (
     show_problems,
     uploaded_scenario,
 )
+from flopwright.dashboards.planned import bound_by, searched
 from flopwright.errors import InputError
-from flopwright.planner.explain import Binding, binding_constraint, legend, verdict_text
+from flopwright.planner.explain import Binding, legend, verdict_text
 from flopwright.planner.result import RankedPlan, SearchResult
-from flopwright.planner.search import search
 from flopwright.planner.whole_run import whole_run
 from flopwright.spec.base import Spec
 from flopwright.spec.load import SCENARIO_CATALOG, catalog_names, load_scenario
@@ -43,10 +43,10 @@ class Choice(NamedTuple):
 
 _SEARCHED: Callable[..., SearchResult] = st.cache_resource(
     show_spinner="pricing every legal plan", max_entries=16, hash_funcs=_HASH
-)(search)
+)(searched)
 _BINDING: Callable[[SearchResult, Scenario], tuple[Binding, ...]] = st.cache_resource(
     show_spinner="asking what binds", max_entries=16, hash_funcs=_HASH
-)(binding_constraint)
+)(bound_by)
 
 
 def page() -> None:

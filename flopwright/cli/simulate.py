@@ -52,7 +52,11 @@ def simulate(
         bool, typer.Option("--private-links", help="Give every transfer links of its own.")
     ] = False,
     calibration: Annotated[
-        str | None, typer.Option("--calibration", help="Path or id; default: the GPU's prior.")
+        str | None, typer.Option("--calibration", help="Path or id, instead of a stack.")
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option("--stack", help="Software that runs it; prior: the GPU's prior alone."),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -74,12 +78,9 @@ def simulate(
     from flopwright.cli import _simulate_view as view
     from flopwright.cli._console import console_of
     from flopwright.cli._given_plan import check_model
+    from flopwright.cli._priced_by import priced_by
     from flopwright.cli._targets import check_file
-    from flopwright.simulator.calibration.files import (
-        default_calibration,
-        load_calibration,
-        write_atomically,
-    )
+    from flopwright.simulator.calibration.files import write_atomically
     from flopwright.simulator.engine.perturb import Perturbation
     from flopwright.simulator.engine.simulate import simulate as run
     from flopwright.spec.load import load_plan, load_scenario
@@ -90,11 +91,7 @@ def simulate(
     plan_file = load_plan(plan)
     check_model(plan, plan_file, scenario, setting)
     parallel = plan_file.parallel
-    known = (
-        load_calibration(calibration)
-        if calibration is not None
-        else default_calibration(setting.cluster.node.gpu)
-    )
+    known = priced_by(setting, calibration, stack)
     step = run(
         setting,
         parallel,
