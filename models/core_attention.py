@@ -36,7 +36,7 @@ def core_attention(
     keys, values = t * kv_heads * qk_width * width, t * kv_heads * v_width * width
     _gather_context(cost, local, keys + values)
     queries, out = t * heads * qk_width * width, t * heads * v_width * width
-    _exchange_heads(cost, local, queries + keys + values + out)
+    _exchange_heads(cost, local, queries + keys + values, out)
     add = unfused_attention if kernel == "unfused" else attention
     add(
         cost,
@@ -53,6 +53,9 @@ def core_attention(
         ulysses=local.ulysses,
     )
     cost.saved("attention.out", out)
+    if local.ulysses.any():
+        # Attention keeps its heads' result, and the projection behind it its tokens'.
+        cost.saved("attention.heads_out", np.where(local.ulysses, out, 0.0))
     if kernel == "unfused":
         seq_len = np.asarray(local.shape.seq_len, float)
         cost.saved("attention.softmax", t * heads * seq_len * width, tag=TAG_CORE)
@@ -76,10 +79,16 @@ def _gather_context(cost: CostBuilder, local: Local, nbytes: Array) -> None:
         cost.comm("kv_context", collective, "cp", phase, nbytes=whole, count=count)
 
 
-def _exchange_heads(cost: CostBuilder, local: Local, nbytes: Array) -> None:
-    """Adds the exchanges of queries, keys, values and results, and those of their gradients."""
+def _exchange_heads(cost: CostBuilder, local: Local, inputs: Array, out: Array) -> None:
+    """Adds the exchanges of queries, keys and values in one message, and of results in another.
+
+    Their gradients take the same ways back.
+    """
     if not local.ulysses.any():
         return
-    leaving, count = nbytes * (local.cp - 1) / local.cp, np.where(local.ulysses, 1.0, 0.0)
-    for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT):
-        cost.comm("heads", Collective.ALL_TO_ALL, "cp", phase, nbytes=leaving, count=count)
+    leaving, count = (local.cp - 1) / local.cp, np.where(local.ulysses, 1.0, 0.0)
+    for name, nbytes in (("heads", inputs), ("heads_out", out)):
+        for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT):
+            cost.comm(
+                name, Collective.ALL_TO_ALL, "cp", phase, nbytes=nbytes * leaving, count=count
+            )

@@ -65,6 +65,14 @@ class TensorParallel(Protocol):
         """Returns of x [B, S, ...] the part [B, S', ...] that this rank holds between matrices."""
         ...
 
+    def mean_over_tokens(self, mean: Tensor, name: str) -> Tensor:
+        """Returns the mean over the ranks that hold other tokens between cut matrices.
+
+        Args:
+            mean: of this rank's tokens. No gradient flows through it.
+        """
+        ...
+
     def embed(self, tokens: Tensor, table: Tensor, rows: int) -> Tensor:
         """Returns the rows of a table by token, zeros where another rank holds them.
 
@@ -99,6 +107,10 @@ class ContextParallel(Protocol):
         """Returns the positions [tokens] int64, in the whole sequence, of a rank's tokens."""
         ...
 
+    def mean_over_tokens(self, mean: Tensor, name: str) -> Tensor:
+        """Returns the mean over all ranks; see `TensorParallel.mean_over_tokens`."""
+        ...
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """Returns causal attention over the whole sequence, of this rank's tokens.
 
@@ -130,6 +142,10 @@ class WholeMatrices:
         """Returns x."""
         return x
 
+    def mean_over_tokens(self, mean: Tensor, name: str) -> Tensor:
+        """Returns the mean."""
+        return mean
+
     def embed(self, tokens: Tensor, table: Tensor, rows: int) -> Tensor:
         """Returns the rows."""
         found: Tensor = embedding(tokens, table)
@@ -148,6 +164,10 @@ class WholeSequences:
     def positions(self, tokens: int, device: torch.device) -> Tensor:
         """Returns 0 .. tokens - 1."""
         return torch.arange(tokens, device=device)
+
+    def mean_over_tokens(self, mean: Tensor, name: str) -> Tensor:
+        """Returns the mean."""
+        return mean
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """Returns the attended values."""

@@ -82,6 +82,12 @@ class GroupContextParallel:
         assert not window, "windows are refused with these exchanges (executor/launch)"
         return attention_over_blocks(q, k, v, scale, self)
 
+    def mean_over_tokens(self, mean: Tensor, name: str) -> Tensor:
+        """Returns the mean over the ranks."""
+        out = mean.clone()
+        with self.clock.action(f"all_reduce:{name}", _CLASS, _bytes(out)):
+            return self.group.sum_(out).div_(self.size)
+
     def _over_heads(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         q, k, v = _ExchangeHeads.apply(self, "heads", True, q, k, v)  # type: ignore[no-untyped-call]
         out, _ = attention(q, k, v, scale, window)

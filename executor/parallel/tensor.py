@@ -79,6 +79,12 @@ class GroupTensorParallel:
         length = x.shape[1] // self.size
         return x.narrow(1, self.index * length, length)
 
+    def mean_over_tokens(self, mean: Tensor, name: str) -> Tensor:
+        """Returns the mean over the ranks, where each holds tokens of its own."""
+        if not self.sequence_parallel:
+            return mean
+        return self.all_reduce_(mean.clone(), name).div_(self.size)
+
     def embed(self, tokens: Tensor, table: Tensor, rows: int) -> Tensor:
         """Returns the rows of the table that this rank holds, zeros for others."""
         out: Tensor = embedding_part(tokens, table, self._first(rows))

@@ -17,7 +17,7 @@ def _queries(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -
     out = spec.num_heads * spec.qk_head_dim / local.tp
     rank, dtype, t, shard = spec.q_lora_rank, local.dtype, local.tokens, local.shard_tokens
     if rank is None:
-        gather(cost, "q_proj", local, hidden)
+        gather(cost, "q_up", local, hidden)
         linear(cost, "q_proj", rows=t, k=hidden, n=out, dtype=dtype, tag=TAG_UP)
     else:
         linear(cost, "q_a_proj", rows=shard, k=hidden, n=rank, dtype=dtype)

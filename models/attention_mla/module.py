@@ -58,7 +58,7 @@ class LatentAttention(nn.Module):
 
         if spec.q_lora_rank is None:
             self.q_proj = ColumnProjection(
-                hidden, q_out, self.tensor, "q_proj", dtype=dtype, device=device
+                hidden, q_out, self.tensor, "q_up", dtype=dtype, device=device
             )
         else:
             self.q_a_proj = projection(hidden, spec.q_lora_rank)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from flopwright.kernels.cross_entropy.cost import cross_entropy
 from flopwright.kernels.linear.cost import linear
 from flopwright.kernels.rms_norm.cost import wide_bytes
 from flopwright.models.local import Local, gather
 from flopwright.models.norm.cost import norm
-from flopwright.ops import CostBuilder
+from flopwright.ops import Collective, CostBuilder, Phase
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.model import ModelSpec
 
 # Prefix of the rows of a head that a multi-token-prediction module uses once more.
 HEAD_AGAIN = "shared_head."
+# Of its part of the vocabulary a rank tells the others the log-sum-exp and the target's logit.
+_NUMBERS_A_TOKEN = 2
 
 
 def head(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
@@ -36,5 +40,13 @@ def logits_and_loss(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
     linear(cost, "lm_head", rows=t, k=hidden, n=vocab, dtype=dtype)
     cost.saved("logits", t * vocab * local.width)
     cross_entropy(cost, "loss", tokens=t, vocab=vocab, dtype=dtype)
+    _join_parts(cost, local)
     cost.saved("targets", t * DTYPE_BYTES["int64"])
     cost.saved("loss.lse", t * wide_bytes(dtype))
+
+
+def _join_parts(cost: CostBuilder, local: Local) -> None:
+    """Adds what brings the ranks' log-sum-exps and the targets' logits together."""
+    nbytes = _NUMBERS_A_TOKEN * local.tokens * wide_bytes(local.dtype) * local.tp
+    count = np.where(local.tp > 1, 1.0, 0.0)
+    cost.comm("loss", Collective.ALL_GATHER, "tp", Phase.FORWARD, nbytes=nbytes, count=count)

@@ -7,6 +7,7 @@ s_i / sum_j s_j. A batch counts the mean over its sequences. f has no gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,9 +58,11 @@ class BalancedWeights(torch.autograd.Function):
         sequences: int,
         softmax: bool,
         coefficient: float,
+        together: Callable[[Tensor], Tensor],
     ) -> Tensor:
         """Returns the weights; `coefficient` is alpha times the micro-batch's share of a step."""
-        fractions = choice_fractions(choices, logits.shape[1], sequences).to(logits.dtype)
+        fractions = together(choice_fractions(choices, logits.shape[1], sequences))
+        fractions = fractions.to(logits.dtype)
         ctx.save_for_backward(logits, fractions)
         ctx.softmax, ctx.coefficient = softmax, coefficient
         return weights.view_as(weights)
@@ -77,7 +80,7 @@ class BalancedWeights(torch.autograd.Function):
             local = scores * (pull - (pull * scores).sum(-1, keepdim=True))
         else:
             local = pull * scores * (1 - scores)
-        return grad, local * (ctx.coefficient / logits.shape[0]), None, None, None, None
+        return grad, local * (ctx.coefficient / logits.shape[0]), *[None] * 5
 
 
 def balanced(
@@ -88,9 +91,15 @@ def balanced(
     sequences: int,
     softmax: bool,
     coefficient: float,
+    together: Callable[[Tensor], Tensor] = lambda fractions: fractions,
 ) -> Tensor:
-    """Returns the weights [T, k], in whose backward the balance loss pulls on the logits."""
+    """Returns the weights [T, k], in whose backward the balance loss pulls on the logits.
+
+    Args:
+        together: makes f of whole sequences out of f of the T tokens, where these are a part
+            of each sequence.
+    """
     out: Tensor = BalancedWeights.apply(  # type: ignore[no-untyped-call]
-        weights, logits, choices, sequences, softmax, coefficient
+        weights, logits, choices, sequences, softmax, coefficient, together
     )
     return out

@@ -50,7 +50,10 @@ def _router(cost: CostBuilder, moe: Moe, hidden: int, local: Local) -> None:
 
 
 def _balance_loss(cost: CostBuilder, moe: Moe, local: Local) -> None:
-    """Adds the sequence-wise balance loss: it keeps the logits and each sequence's shares."""
+    """Adds the sequence-wise balance loss: it keeps the logits and each sequence's shares.
+
+    Ranks that hold parts of the same sequences sum the shares, which are counted in fp64.
+    """
     wide, sequences = wide_bytes(local.dtype), np.asarray(local.shape.micro_batch_size, float)
     logits = local.shard_tokens * moe.num_experts
     cost.saved("gate.logits", logits * wide)
@@ -59,6 +62,13 @@ def _balance_loss(cost: CostBuilder, moe: Moe, local: Local) -> None:
         cost, "balance_loss", Phase.BACKWARD_INPUT, dtype=local.dtype, elements=logits,
         read_bytes=logits * wide, written_bytes=logits * wide,
     )  # fmt: skip
+    shares = sequences * moe.num_experts * DTYPE_BYTES["fp64"]
+    for group, parts in (("tp", (local.tp > 1) & local.sequence_parallel), ("cp", local.cp > 1)):
+        count = np.where(parts, 1.0, 0.0)
+        cost.comm(
+            "gate.fractions", Collective.ALL_REDUCE, group, Phase.FORWARD, nbytes=shares,
+            count=count,
+        )  # fmt: skip
 
 
 def _exchange(cost: CostBuilder, name: str, phase: Phase, nbytes: Array, local: Local) -> None:

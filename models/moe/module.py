@@ -16,7 +16,7 @@ from flopwright.kernels.swiglu.op import swiglu_packed
 from flopwright.models.mlp.module import FeedForward
 from flopwright.models.moe.dispatch import Dispatched, Dispatcher, LocalDispatch
 from flopwright.models.moe.router import Router
-from flopwright.models.parallel import TensorParallel
+from flopwright.models.parallel import ContextParallel, TensorParallel
 from flopwright.models.saving import drops, narrow, region, remembered, running_again
 from flopwright.spec.model import ModelSpec
 
@@ -91,6 +91,7 @@ class MixtureOfExperts(nn.Module):
         *,
         etp_size: int = 1,
         tensor: TensorParallel | None = None,
+        context: ContextParallel | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -101,7 +102,7 @@ class MixtureOfExperts(nn.Module):
         local, width = moe.num_experts // ep_size, moe.expert_intermediate_size
         self.spec = moe
         self.dispatcher: Dispatcher = dispatcher or LocalDispatch()
-        self.gate = Router(moe, hidden, dtype=dtype, device=device)
+        self.gate = Router(moe, hidden, tensor=tensor, context=context, dtype=dtype, device=device)
         assert width % etp_size == 0
         self.experts = Experts(
             local, ep_rank * local, hidden, width // etp_size, dtype=dtype, device=device

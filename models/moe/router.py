@@ -11,6 +11,12 @@ from flopwright.kernels.linear.op import linear
 from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.router.op import route
 from flopwright.models.moe.balance import balanced
+from flopwright.models.parallel import (
+    ContextParallel,
+    TensorParallel,
+    WholeMatrices,
+    WholeSequences,
+)
 from flopwright.spec.model import Moe
 
 
@@ -27,10 +33,18 @@ class Router(nn.Module):
     e_score_correction_bias: Tensor | None
 
     def __init__(
-        self, spec: Moe, hidden: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        spec: Moe,
+        hidden: int,
+        *,
+        tensor: TensorParallel | None = None,
+        context: ContextParallel | None = None,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.spec = spec
+        self.tensor, self.context = tensor or WholeMatrices(), context or WholeSequences()
         self.weight = nn.Parameter(
             torch.empty(spec.num_experts, hidden, dtype=dtype, device=device)
         )
@@ -76,9 +90,19 @@ class Router(nn.Module):
                 choices,
                 sequences=sequences,
                 softmax=spec.router == "softmax",
-                coefficient=spec.sequence_balance_loss * self.balance_share,
+                coefficient=spec.sequence_balance_loss * self.balance_share / self._summed_over,
+                together=self._whole_sequences,
             )
         return choices, weights
+
+    @property
+    def _summed_over(self) -> int:
+        """Ranks whose tokens' gradients are summed, not averaged."""
+        return self.tensor.size if self.tensor.sequence_parallel else 1
+
+    def _whole_sequences(self, fractions: Tensor) -> Tensor:
+        own = self.tensor.mean_over_tokens(fractions, "gate.fractions")
+        return self.context.mean_over_tokens(own, "gate.fractions")
 
     @torch.no_grad()
     def update_bias_(self, loads: Tensor) -> None:

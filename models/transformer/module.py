@@ -262,8 +262,7 @@ class _Builder:
                 index,
                 size,
                 etp_size=self.places["etp"][0],
-                tensor=self.tensor,
-                **self.place,
+                **self.shared,
             )
         mlp = spec.mlp
         return FeedForward(

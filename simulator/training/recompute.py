@@ -23,7 +23,8 @@ _CORE = "self_attn.attention"
 # keep them. Latents are kept as gathered, the experts' results where their tokens are.
 _TRAVELS: Final = {
     "norm": ("self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"),
-    "core_attn": ("self_attn.kv_context", "self_attn.heads"),
+    "mla_up": ("self_attn.q_up",),
+    "core_attn": ("self_attn.kv_context", "self_attn.heads", "self_attn.heads_out"),
     "moe_down": ("mlp.combine", "mlp.combine.regroup", "mlp.experts.results"),
 }
 # Sums that are no part of a block that is recomputed as a whole.

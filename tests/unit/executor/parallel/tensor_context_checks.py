@@ -1,8 +1,9 @@
 """One rank of the checks in test_tensor_context_ranks.py: `... WORLD RANK FOLDER`.
 
-Every check trains two micro-batches of a small model under a plan in fp64 and compares loss
-and gradients with the whole model in this process, whose attention, matrices and loss are the
-one-rank ones. What was sent is compared with the rows of the cost tables.
+Every check trains two micro-batches of a small model under a plan and compares loss and
+gradients with the whole model in this process, whose attention, matrices and loss are the
+one-rank ones. What was sent is compared with the rows of the cost tables. fp64 but where a
+check's name says otherwise.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flopwright.executor.measure.timers import ActionTimer
+from flopwright.executor.parallel.activations import ActivationStore
 from flopwright.executor.parallel.data_parallel.choose import clip_gradients, make_data_parallel
 from flopwright.executor.parallel.data_parallel.interface import Trainable
 from flopwright.executor.parallel.groups import GroupRegistry, Groups
@@ -29,29 +31,33 @@ from flopwright.executor.parallel.sharing import (
     tp_partial_names,
     tp_whole_names,
 )
+from flopwright.executor.parallel.whole_tensors import joined_tensor
 from flopwright.models.slices import own_part
 from flopwright.models.transformer.cost import layer_cost
 from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
 from flopwright.ops import Collective, Phase, ShardShape
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
-from flopwright.plan.parallel import ParallelPlan
+from flopwright.plan.parallel import SELECTIVE_TAGS, ParallelPlan
 from flopwright.plan.schedules.actions import ActionKind
 from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.plan.sharding import tensor_cuts
+from flopwright.simulator.training.layers import kind_of
+from flopwright.simulator.training.recompute import Policy, exchanged_again
 from flopwright.spec.model import GqaAttention, MlaAttention, Mlp, ModelSpec, Moe
 from flopwright.spec.parameters import parameters
 from flopwright.spec.workload import Optimizer, Precision
 
 CPU = torch.device("cpu")
 SEQ, SEED, MICROBATCHES = 16, 3, 2
+NARROW = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MLA = MlaAttention(
     num_heads=8, q_lora_rank=12, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4,
     v_head_dim=5,
 )  # fmt: skip
 MOE = Moe(
     num_experts=8, top_k=3, expert_intermediate_size=12, num_shared_experts=1,
-    first_dense_layers=1,
+    first_dense_layers=1, sequence_balance_loss=0.01,
 )  # fmt: skip
 
 
@@ -106,7 +112,14 @@ PLANS: dict[int, dict[str, dict[str, Any]]] = {
         "gpt tp2": {"tp": 2},
         "gpt tp2 whole": {"tp": 2, "sequence_parallel": False},
         "gpt cp2 ring": {"cp": 2},
-        "qwen tp2": {"tp": 2},
+        "qwen tp2": {"tp": 2, "recompute": "full"},
+        "k2 tp2 bf16": {"tp": 2},
+        "llama cp2 ring bf16": {"cp": 2},
+        "llama cp2 all_gather fp32": {"cp": 2, "context_parallel": "all_gather"},
+        "k2 tp2 selective": {"tp": 2, "recompute": "selective"},
+        "mla tp2 selective": {"tp": 2, "recompute": "selective"},
+        "k2 cp2 core": {"cp": 2, "recompute": "selective", "recompute_tags": ("core_attn",)},
+        "k2 cp2 full": {"cp": 2, "recompute": "full", "micro_batch_size": 2},
         "qwen cp2 ulysses": {"cp": 2, "context_parallel": "ulysses"},
     },
     4: {
@@ -135,25 +148,32 @@ def check(name: str, plan: ParallelPlan, registry: GroupRegistry) -> dict[str, A
     spec = SPECS[name.split()[0]]
     groups = registry.build(Mesh(plan))
     timer = ActionTimer(dist.get_rank(), CPU)
+    dtype = next((t for n, t in NARROW.items() if n in name.split()), torch.float64)
     sharing = make_sharing(plan, groups, timer)
     chunks = {
-        c: sharing.build_chunk(spec, c, torch.float64, CPU)
+        c: sharing.build_chunk(spec, c, dtype, CPU)
         for c in chunks_of_stage(plan, groups.coordinates["pp"])
     }
     for stage in chunks.values():
         init_weights_(stage, spec, SEED)
         stage.train()
-    whole = build_stage(spec, range(-1, spec.num_layers + 1), dtype=torch.float64)
+    whole = build_stage(spec, range(-1, spec.num_layers + 1), dtype=dtype)
     init_weights_(whole, spec, SEED)
     whole.train()
+    reference = dict(whole.named_parameters())
+    same_weights = all(same_bits(chunks, reference, sharing, spec))
+    shake_vectors_(chunks, reference, sharing, spec)
+    for stage, parts in ((whole, MICROBATCHES * plan.dp), *((s, 2) for s in chunks.values())):
+        for block in stage.moe_blocks().values():
+            block.gate.balance_share = 1 / parts
     tokens = torch.randint(
         0, spec.vocab_size, (MICROBATCHES, plan.dp, plan.micro_batch_size, SEQ + 1),
         generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
     expected_loss, loads = train_whole(whole, tokens)
-    trainable = trainable_of(chunks, plan, groups, timer)
+    trainable = trainable_of(chunks, groups, timer)
     data_parallel = make_data_parallel(plan, trainable)
-    runner = runner_of(plan, spec, chunks, sharing, groups, timer, data_parallel)
+    runner = runner_of(plan, spec, chunks, sharing, groups, timer, data_parallel, dtype)
     mine = tokens[:, groups.coordinates["dp"]]
     timer.start_step()
     found = runner.run_step([batch_of(sharing, t) for t in mine])
@@ -163,16 +183,16 @@ def check(name: str, plan: ParallelPlan, registry: GroupRegistry) -> dict[str, A
     if found is not None:
         total += found.double() / (plan.dp * plan.cp * plan.tp)
     groups.world.sum_(total)
-    reference = dict(whole.named_parameters())
     expected_norm = torch.stack([g.norm() for g in gradients(reference)]).norm()
     return {
         "loss": abs(float(total) / float(expected_loss) - 1),
         "gradient": worst_gradient(chunks, reference, sharing, spec),
-        "weights": all(same_bits(chunks, reference, sharing, spec)),
+        "weights": same_weights,
+        "joined": all([*joined_again(chunks, reference, sharing, groups, spec)]),
         "norm": abs(float(norm) / float(expected_norm) - 1),
         "loads": loads_equal(chunks, loads, groups, plan),
         "sent": [f"{k}: {n}" for k, n in sent(events).items()],
-        "priced": [f"{k}: {n}" for k, n in priced(spec, plan, groups).items()],
+        "priced": [f"{k}: {n}" for k, n in priced(spec, plan, groups, dtype).items()],
     }
 
 
@@ -188,9 +208,7 @@ def train_whole(whole: Stage, tokens: Tensor) -> tuple[Tensor, dict[int, Tensor]
     return total, loads
 
 
-def trainable_of(
-    chunks: dict[int, Stage], plan: ParallelPlan, groups: Groups, timer: ActionTimer
-) -> Trainable:
+def trainable_of(chunks: dict[int, Stage], groups: Groups, timer: ActionTimer) -> Trainable:
     """Returns what is trained, without masters."""
     named = [item for stage in chunks.values() for item in stage.named_parameters()]
     return Trainable(
@@ -211,10 +229,11 @@ def trainable_of(
 
 def runner_of(
     plan: ParallelPlan, spec: ModelSpec, chunks: dict[int, Stage], sharing: Sharing,
-    groups: Groups, timer: ActionTimer, data_parallel: Any,
+    groups: Groups, timer: ActionTimer, data_parallel: Any, dtype: torch.dtype,
 ) -> Runner:  # fmt: skip
     """Returns the runner of this rank's list."""
     reduce = data_parallel.reduce_gradients
+    store = ActivationStore(plan, chunks, timer, CPU)
     return Runner(
         actions=lower(plan, MICROBATCHES)[groups.coordinates["pp"]],
         parts=StageParts(
@@ -222,11 +241,13 @@ def runner_of(
             num_chunks=plan.num_chunks,
             loss_fn=lambda logits, targets: sharing.tensor.loss(logits, targets, spec.vocab_size),
             hidden_shape=sharing.hidden_shape(SEQ, spec.hidden_size),
-            dtype=torch.float64,
+            dtype=dtype,
             device=CPU,
+            around=store,
             hooks={
                 ActionKind.REDUCE_GRADIENTS: lambda a: reduce(a.chunk, a.microbatch, a.bucket),
                 ActionKind.OPTIMIZER_STEP: lambda _: data_parallel.finish_gradients(),
+                **store.hooks(),
             },
         ),
         groups=groups,
@@ -290,6 +311,33 @@ def loads_equal(
     return equal
 
 
+def joined_again(
+    chunks: dict[int, Stage], reference: dict[str, Any], sharing: Sharing, groups: Groups,
+    spec: ModelSpec,
+) -> Any:  # fmt: skip
+    """Yields whether each tensor, put together, is the whole one; experts are left cut."""
+    params = {p.name: p for p in parameters(spec)}
+    for name, parameter, _ in own_slices(chunks, sharing, spec):
+        whole = reference[name].detach()
+        size, index = sharing.places["ep"]
+        if params[name].role == "expert":
+            whole = whole.chunk(size)[index]
+        yield torch.equal(joined_tensor(parameter.detach(), params[name], groups), whole)
+
+
+def shake_vectors_(
+    chunks: dict[int, Stage], reference: dict[str, Any], sharing: Sharing, spec: ModelSpec
+) -> None:
+    """Moves norms and biases off their first values, alike here and in the whole model."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for tensor in reference.values():
+            if tensor.ndim == 1:
+                tensor.add_(0.2 * torch.randn(tensor.shape, generator=generator))
+        for name, parameter, take in own_slices(chunks, sharing, spec):
+            parameter.copy_(take(reference[name]))
+
+
 def sent(events: Any) -> Counter[str]:
     """Returns how often each collective over tp, cp and etp ran, with its bytes."""
     out: Counter[str] = Counter()
@@ -301,11 +349,14 @@ def sent(events: Any) -> Counter[str]:
     return out
 
 
-def priced(spec: ModelSpec, plan: ParallelPlan, groups: Groups) -> Counter[str]:
+def priced(
+    spec: ModelSpec, plan: ParallelPlan, groups: Groups, dtype: torch.dtype
+) -> Counter[str]:
     """Returns the same from the rows of the cost tables; a ring is a gather in several hops."""
     shape = ShardShape(
         micro_batch_size=plan.micro_batch_size, seq_len=SEQ, tp=plan.tp, ep=plan.ep, cp=plan.cp,
-        dtype="fp64", etp=plan.etp, sequence_parallel=plan.sequence_parallel,
+        dtype={t: n for n, t in NARROW.items()}.get(dtype, "fp64"), etp=plan.etp,
+        sequence_parallel=plan.sequence_parallel,
         ulysses=plan.context_parallel == "ulysses",
     )  # fmt: skip
     index = groups.coordinates["pp"]
@@ -313,14 +364,17 @@ def priced(spec: ModelSpec, plan: ParallelPlan, groups: Groups) -> Counter[str]:
     layers += [-1] * (index == 0) + [spec.num_layers] * (index == plan.pp - 1)
     out: Counter[str] = Counter()
     for layer in layers:
-        table = layer_cost(spec, layer, shape).comms
+        cost = layer_cost(spec, layer, shape)
+        table, kind_of_layer = cost.comms, kind_of(spec, layer)
+        policy = Policy(plan.recompute, frozenset(plan.recompute_tags) or SELECTIVE_TAGS)
+        again = exchanged_again(cost, policy.of(kind_of_layer), kind_of_layer)
         for row in range(len(table)):
-            count = int(table.count[row, 0]) * MICROBATCHES
+            count = int(table.count[row, 0]) * MICROBATCHES * (2 if again[row] else 1)
             kind = Collective(table.collective[row]).name.lower()
             group, nbytes = table.group[row], int(table.bytes[row, 0])
             if count == 0 or group == "ep":
                 continue
-            if group == "cp" and plan.context_parallel == "ring":
+            if table.name[row].endswith("kv_context") and plan.context_parallel == "ring":
                 kind, count, nbytes = "ring", count * (plan.cp - 1), nbytes // plan.cp
             out[f"{kind} {group} {nbytes}"] += count
     assert Phase.STEP not in {Phase(p) for p in table.phase}
