@@ -15,7 +15,7 @@ import time
 from datetime import UTC, datetime
 
 from flopwright.planner.search import search
-from flopwright.simulator.calibration.files import default_calibration
+from flopwright.simulator.accuracy.named_stacks import scenario_calibration
 from flopwright.spec.load import load_scenario
 
 REPEATS = 3
@@ -54,7 +54,7 @@ def _apart() -> dict[str, float]:
 def once() -> None:
     """Searches the scenario once, finalists through the event engine."""
     scenario = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
-    calibration = default_calibration(scenario.cluster.node.gpu)
+    calibration = scenario_calibration(scenario)
     cpu, wall = time.process_time(), time.perf_counter()
     result = search(scenario, calibration, refine=True)
     print(

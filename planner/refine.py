@@ -19,7 +19,7 @@ from flopwright.spec.scenario import Scenario
 from flopwright.spec.workload import GemmRecipe
 
 # Entries of the finalists' lists together: what a few seconds are enough for.
-MAX_ENTRIES: Final = 50_000
+MAX_ENTRIES: Final = 30_000
 
 
 def refined(

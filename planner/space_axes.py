@@ -29,10 +29,10 @@ _FILLED: Final[tuple[ScheduleName, ...]] = ("zb_h1", "zb_v", "dualpipe_v")
 # Tried with one chunk a stage among other schedules: with several it is rarely run.
 _ONE_CHUNK: Final[frozenset[ScheduleName]] = frozenset({"zb_h1"})
 _K2: Final = ("norm", "swiglu", "mla_up")
-# Lists beside Kimi K2's (which is "selective" by itself): attention alone (arXiv 2205.05198),
-# K2's with the experts' second products, and a whole feed-forward block.
+# Lists beside "selective", which is Kimi K2's without the experts' second products: attention
+# alone (arXiv 2205.05198), with those products, or a whole dense feed-forward block.
 _DENSE_LISTS: Final = (("core_attn",), ("norm", "mlp"))
-_MOE_LISTS: Final = (("core_attn",), (*_K2, "moe_down"), ("norm", "mla_up", "moe"))
+_MOE_LISTS: Final = (("core_attn",), (*_K2, "moe_down"))
 AS_TP: Final = 0  # etp: as many ranks as tp
 LIGHT_ENDS, BALANCED = 1, 2  # split: how layers are spread over chunks (0: evenly)
 HALF: Final = -2  # recompute_layers: the first half of each chunk
@@ -73,7 +73,7 @@ def shape_axes(scenario: Scenario, fixed: Fixed) -> dict[str, Sequence[int]]:
         "zero_stage": search.zero_stage,
         "schedule": [SCHEDULES.index(s) for s in _schedules(scenario)],
         "sequence_parallel": [int(s) for s in search.sequence_parallel] or (1,),
-        "split": (0, LIGHT_ENDS) if gpu_kind == "cpu" else (0, LIGHT_ENDS, BALANCED),
+        "split": (0, LIGHT_ENDS) if gpu_kind == "cpu" else (0, BALANCED),
         "world": world_sizes(scenario),
     }
     values |= {name: (fixed[name],) for name in values if name in fixed}

@@ -7,7 +7,7 @@ candidates would take gigabytes. The numbers are the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from flopwright.simulator.training.candidates import Candidates, Ints
 from flopwright.simulator.training.check import check_candidates
 from flopwright.simulator.training.combos import shard_combos
 from flopwright.simulator.training.evaluate import (
-    group_costs,
     peaks_of,
     same_pipeline,
     step_bound_s,
 )
+from flopwright.simulator.training.stages import pipeline_costs
 from flopwright.spec.scenario import Scenario
 
 Progress = Callable[[int, int], None]
@@ -65,17 +65,23 @@ def bounds(
     combos = shard_combos(candidates)
     blocks = price_blocks(scenario, combos, calibration)
     count = len(candidates)
+    groups = list(same_pipeline(candidates))
+    every = np.concatenate(groups) if groups else np.zeros(0, np.int64)
+    # Candidates of one pipeline side by side: a group is then a view.
+    sorted_, index = candidates.take(every), combos.index[every]
     step, peak, host = np.zeros(count), np.zeros(count), np.zeros(count)
     stage = np.zeros(count, np.int64)
-    done = 0
-    for index in same_pipeline(candidates):
-        costs = group_costs(scenario, candidates, combos, blocks, calibration, index)
-        m = costs.candidates.num_microbatches(scenario.workload.global_batch_size)
-        step[index] = step_bound_s(costs, m)
+    stop = 0
+    for group in groups:
+        start, stop = stop, stop + len(group)
+        mine = sorted_.part(start, stop)
+        few = replace(combos, index=index[start:stop])
+        costs = pipeline_costs(scenario, mine, few, blocks, calibration)
+        m = mine.num_microbatches(scenario.workload.global_batch_size)
+        step[group] = step_bound_s(costs, m)
         found: StagePeaks = peaks_of(scenario, costs, calibration)
-        peak[index], stage[index] = found.peak_bytes, found.stage
-        host[index] = found.host_bytes * scenario.cluster.node.gpus
-        done += len(index)
+        peak[group], stage[group] = found.peak_bytes, found.stage
+        host[group] = found.host_bytes * scenario.cluster.node.gpus
         if progress is not None:
-            progress(done, count)
+            progress(stop, count)
     return Bounds(step_time_s=step, peak_bytes=peak, peak_stage=stage, host_bytes=host)

@@ -168,6 +168,11 @@ class Candidates:
         arrays = {n: getattr(self, n)[i] for n in axis_names()}
         return Candidates(**arrays, layouts=self.layouts, tag_lists=self.tag_lists)
 
+    def part(self, start: int, stop: int) -> Candidates:
+        """Returns the candidates from `start` to `stop` as views, nothing copied."""
+        arrays = {n: getattr(self, n)[start:stop] for n in axis_names()}
+        return Candidates(**arrays, layouts=self.layouts, tag_lists=self.tag_lists)
+
     def with_axes(self, **axes: Ints) -> Candidates:
         """Returns the candidates with other values on some axes (arrays of their length)."""
         arrays = {n: axes.get(n, getattr(self, n)) for n in axis_names()}

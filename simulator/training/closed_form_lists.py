@@ -34,6 +34,7 @@ Ints = NDArray[np.int64]
 # Micro-batches, in units of pp, from which on no more change the work around the anchors.
 PERIODS: Final = 4
 _FORWARD, _BACKWARD = 0, 1
+_F, _B, _W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,36 +94,34 @@ def list_shape(schedule: ScheduleName, pp: int, vpp: int, num_microbatches: int)
 def _stage_shape(
     listed: Sequence[Unit], pp: int, vpp: int
 ) -> tuple[Array, Array, Array, Array, Array, NDArray[np.bool_]]:
-    work = np.array([_work(unit, pp, vpp) for unit in listed])
-    upto = np.cumsum(work, axis=0)
-    first, last = np.full(2 * vpp, -1), np.full(2 * vpp, -1)
+    work = np.zeros((len(listed), 3 * vpp + vpp * vpp))
+    first, last = [-1] * (2 * vpp), [-1] * (2 * vpp)
+    rows, kinds = [], []
     for i, unit in enumerate(listed):
-        for action in unit:
-            if action.kind is ActionKind.BACKWARD_WEIGHT:
+        for kind, chunk, *_ in unit:
+            local = chunk // pp
+            if kind is _W:
+                rows.append(i)
+                kinds.append(2 * vpp + local)
                 continue
-            anchor = (action.kind is not ActionKind.FORWARD) * vpp + action.chunk // pp
-            first[anchor] = i if first[anchor] < 0 else first[anchor]
+            anchor = local if kind is _F else vpp + local
+            rows.append(i)
+            kinds.append(anchor)
+            if kind is _B:
+                rows.append(i)
+                kinds.append(2 * vpp + local)
+            if first[anchor] < 0:
+                first[anchor] = i
             last[anchor] = i
-    between = first[:, None] <= last[None, :]
+        if len(unit) == 2:
+            forward, backward = (action.chunk // pp for action in unit)
+            rows.append(i)
+            kinds.append(3 * vpp + forward * vpp + backward)
+    work[rows, kinds] = 1.0  # no unit has two of a kind
+    upto = np.cumsum(work, axis=0)
+    between = np.array(first)[:, None] <= np.array(last)[None, :]
     before, behind = upto[first] - work[first], upto[-1] - upto[last]
     return before, behind, work[first], work[last], upto[-1, 3 * vpp :], between
-
-
-def _work(unit: Unit, pp: int, vpp: int) -> list[float]:
-    """Returns the counts of a unit by kind."""
-    out = [0.0] * (3 * vpp + vpp * vpp)
-    for action in unit:
-        local = action.chunk // pp
-        if action.kind is ActionKind.FORWARD:
-            out[local] += 1
-        if action.kind in {ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT}:
-            out[vpp + local] += 1
-        if action.kind in {ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT}:
-            out[2 * vpp + local] += 1
-    if len(unit) == 2:
-        forward, backward = (action.chunk // pp for action in unit)
-        out[3 * vpp + forward * vpp + backward] = 1.0
-    return out
 
 
 def list_end_seconds(

@@ -58,25 +58,40 @@ class StepEnd:
     Attributes:
         reduce_s: exposed gradient reduction ("dp_comm").
         gather_s: gathering of weights, and what the update exchanges ("dp_comm").
-        update_s: the optimizer itself ("optimizer"); offload_s: its traffic to the host.
         norm_s: summing the gradient norm over all ranks, (candidates,); all ranks meet there.
         host_s: the stack's constant a step ("host").
-        comm_bytes: what a rank sends of its stage over data-parallel groups in a step.
+        of_ranks: update_s, offload_s and comm_bytes by kind of rank, (stages, K), which
+            `ranks` spreads over candidates where they are asked for.
     """
 
     reduce_s: Array
     gather_s: Array
-    update_s: Array
-    offload_s: Array
     norm_s: Array
     host_s: float
-    comm_bytes: Array
+    ranks: Alike
+    of_ranks: tuple[Array, Array, Array]
     assumptions: tuple[str, ...]
+
+    @property
+    def update_s(self) -> Array:
+        """The optimizer itself."""
+        return self.ranks.spread(self.of_ranks[0])
+
+    @property
+    def offload_s(self) -> Array:
+        """The optimizer's traffic to the host."""
+        return self.ranks.spread(self.of_ranks[1])
+
+    @property
+    def comm_bytes(self) -> Array:
+        """What a rank sends of its stage over data-parallel groups in a step."""
+        return self.ranks.spread(self.of_ranks[2])
 
     @property
     def tail_s(self) -> Array:
         """Everything behind the norm, by stage."""
-        return np.asarray(self.gather_s + self.update_s + self.offload_s + self.host_s)
+        once = self.of_ranks[0] + self.of_ranks[1] + self.host_s
+        return np.asarray(self.gather_s + self.ranks.spread(once))
 
 
 def data_traffic(
@@ -134,11 +149,14 @@ def step_end(
     return StepEnd(
         reduce_s=reduced["dp_comm"] + spread(latency),
         gather_s=gathered["dp_comm"] + spread(traffic.update_s * factor),
-        update_s=spread(update.update_s * calibration.factors.get("optimizer", 1.0)),
-        offload_s=spread(update.offload_s * calibration.factors.get("offload", 1.0)),
         norm_s=spread(traffic.norm_s * factor),
         host_s=calibration.step_constant_s,
-        comm_bytes=spread(_comm_bytes(scenario, few, params)),
+        ranks=ranks,
+        of_ranks=(
+            update.update_s * calibration.factors.get("optimizer", 1.0),
+            update.offload_s * calibration.factors.get("offload", 1.0),
+            _comm_bytes(scenario, few, params),
+        ),
         assumptions=(*traffic.assumptions, *update.assumptions),
     )
 
