@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from flopwright.models.saving_keepers import Cell, Keeper, Narrowed, Storage, storage_of
@@ -90,12 +90,17 @@ def drops(groups: str | tuple[str, ...]) -> bool:
     return saver is not None and saver.may_drop and saver.policy.drops(names)
 
 
-def layer_region(place: int, fn: Callable[..., T], *inputs: Any) -> T:
-    """Returns fn(*inputs) for the layer at `place` in its stage: "full" keeps its input only."""
+def layer_region(place: int, layer: nn.Module, *inputs: Any) -> Any:
+    """Returns layer(*inputs) at `place` in its stage: "full" keeps its input only.
+
+    It runs again inside its own backward, without the hooks of the call: what shards weights
+    has already gathered them for the backward, and would let go of them behind a second call.
+    """
     saver = _STATE.saver
     if saver is None or not saver.may_drop or not saver.policy.drops_layer(place):
-        return fn(*inputs)
-    return saver.dropped(fn, inputs, keep=1)  # what it returns is the next layer's input
+        return layer(*inputs)
+    # What it returns is the next layer's input, and stays.
+    return saver.dropped(layer, inputs, keep=1, again=layer.forward)
 
 
 def narrow(tensor: Tensor) -> Tensor:
@@ -103,6 +108,14 @@ def narrow(tensor: Tensor) -> Tensor:
     saver = _STATE.saver
     if saver is not None and saver.policy.fp8 and saver.may_drop:
         saver.narrow(tensor)
+    return tensor
+
+
+def stands(tensor: Tensor) -> Tensor:
+    """Returns the tensor, a derived table that stands anyway: no region that saves it makes it."""
+    saver = _STATE.saver
+    if saver is not None and torch.is_grad_enabled():
+        saver.stands(tensor)
     return tensor
 
 
@@ -159,10 +172,19 @@ class Saver:
         """Returns what the forward pass keeps as it is so far; call it inside `forward`."""
         return [k for _, k in self._known.values() if k.plain]
 
-    def dropped(self, fn: Callable[..., T], inputs: tuple[Any, ...], keep: int = 0) -> T:
-        """Returns fn(*inputs) and keeps its inputs in place of what it saves."""
+    def dropped(
+        self,
+        fn: Callable[..., T],
+        inputs: tuple[Any, ...],
+        keep: int = 0,
+        again: Callable[..., T] | None = None,
+    ) -> T:
+        """Returns fn(*inputs) and keeps its inputs in place of what it saves.
+
+        `again` is called instead of `fn` the second time.
+        """
         held = tuple(self._hold(i) if isinstance(i, Tensor) else i for i in inputs)
-        self.inside = mine = _Region(fn, held, self.again)
+        self.inside = mine = _Region(again or fn, held, self.again)
         try:
             out = fn(*inputs)
         finally:
@@ -183,10 +205,15 @@ class Saver:
         if self._find(tensor) is None:
             self._learn(tensor, Narrowed(self.watch))
 
+    def stands(self, tensor: Tensor) -> None:
+        """Remembers a tensor that is nobody's to drop, and no activation."""
+        if self._find(tensor) is None:
+            self._learn(tensor, Keeper()).hold(tensor.detach())
+
     def _pack(self, tensor: Tensor) -> Tensor | Cell:
         mine = self.inside
         place = -1 if mine is None else mine.next_place()
-        if isinstance(tensor, torch.nn.Parameter):
+        if isinstance(tensor, nn.Parameter):
             return tensor
         keeper = self._find(tensor)
         if keeper is None and mine is not None:

@@ -53,6 +53,8 @@ def read_call(name: str, args: tuple[Any, ...], action: str) -> Call | None:
 def _leaving(rows: Tensor, splits: list[int], group: tuple[int, ...], own: int) -> int:
     """Returns the bytes that leave the rank: all but its part for itself."""
     total = _nbytes(rows)
+    if total == 0:
+        return 0
     if not splits:  # even ones
         return total - total // len(group)
     kept = splits[group.index(own)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,15 @@ class StorageMeter:
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is made inside is not counted, as it stands in another memory."""
+        device, self.device = self.device, ""
+        try:
+            yield
+        finally:
+            self.device = device
+
     def _counted(self, tensor: Tensor) -> bool:
         return type(tensor) is FakeTensor and tensor.fake_device.type == self.device
 
@@ -90,34 +100,38 @@ class StorageMeter:
 
 
 def memory_by_class(
-    standing: dict[str, int], boundaries: list[Boundary], looked: list[tuple[int, int]]
+    standing: dict[str, int],
+    boundaries: Sequence[Boundary],
+    looked: Sequence[tuple[int, int]],
+    resting: Sequence[bool],
 ) -> tuple[dict[str, int], int]:
     """Returns (bytes by memory class, the fullest moment) of a step, its input left out.
 
     Gradients are what was made in the step and stands once all micro-batches are done.
-    Activations are what stands between two actions beside them and the states; temporaries
-    what the fullest moment has beyond all of these. Constant tables are left out: all steps
-    share them.
+    Activations are what stands between two actions beside them and the states, where no
+    message waits to be sent or used; temporaries what the fullest moment has beyond all of
+    these. Constant tables are left out: all steps share them.
 
     Args:
         standing: bytes before the step, "weights", "optimizer_state" and "constants".
         looked: (bytes, boundaries before it) of what stood before the first reduction.
+        resting: by boundary, whether no message waits there.
     """
     before = sum(standing.values())
     given = sum(n for n, when in looked if when == 0)
     gradients = [(n, when) for n, when in looked if when > 0]
-    total = sum(n for n, _ in gradients)
     made = [0] * (len(boundaries) + 1)
     for nbytes, when in gradients:
         made[when] += nbytes
     held = grown = 0
     for i, boundary in enumerate(boundaries):
         grown += made[i]
-        held = max(held, boundary.live_bytes - before - given - grown)
+        if resting[i]:
+            held = max(held, boundary.live_bytes - before - given - grown)
     peak = max(b.peak_bytes for b in boundaries) - given - standing["constants"]
     found = {
         "weights": standing["weights"],
-        "gradients": total,
+        "gradients": sum(n for n, _ in gradients),
         "optimizer_state": standing["optimizer_state"],
         "activations": held,
     }

@@ -49,6 +49,10 @@ def _bmm(args: tuple[Any, ...]) -> _Shape:
     return _product(a.shape[1], a.shape[2], b.shape[2], a.shape[0])
 
 
+def _baddbmm(args: tuple[Any, ...]) -> _Shape:
+    return _bmm(args[1:])
+
+
 def _grouped(args: tuple[Any, ...]) -> _Shape:
     x, weight = args[0], args[1]
     experts, n, k = weight.shape
@@ -65,11 +69,11 @@ def _grouped_weight(args: tuple[Any, ...]) -> _Shape:
     grad, x, counts = args[0], args[1], args[2]
     rows, experts = x.shape[0], counts.shape[0]
     n, k = grad.shape[1], x.shape[1]
-    return n, rows // experts, k, experts, 2 * rows * n * k
+    return n, round(rows / experts), k, experts, 2 * rows * n * k
 
 
 def _evenly(rows: int, experts: int, k: int, n: int) -> _Shape:
-    return rows // experts, k, n, experts, 2 * rows * k * n
+    return round(rows / experts), k, n, experts, 2 * rows * k * n
 
 
 def _attention(args: tuple[Any, ...]) -> _Shape:
@@ -93,7 +97,9 @@ _READERS: Final[dict[str, tuple[str, Callable[[tuple[Any, ...]], _Shape]]]] = {
     "flopwright::linear": ("gemm", _linear),
     "aten::mm": ("gemm", _mm),
     "aten::addmm": ("gemm", _addmm),
+    "aten::addmm_": ("gemm", _addmm),
     "aten::bmm": ("gemm", _bmm),
+    "aten::baddbmm": ("gemm", _baddbmm),
     "flopwright::grouped_gemm": ("grouped_gemm", _grouped),
     "flopwright::grouped_gemm_input_gradient": ("grouped_gemm", _grouped_input),
     "flopwright::grouped_gemm_weight_gradient": ("grouped_gemm", _grouped_weight),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,7 @@ from flopwright.executor.dry.fakes import FastFakes, remembered
 from flopwright.executor.dry.memory import StorageMeter
 from flopwright.executor.dry.products import reader_of
 from flopwright.executor.measure.timers import ActionTimer
+from flopwright.plan.schedules.actions import ActionKind
 from flopwright.report.rank_step import Call, Product
 
 _DEVICE: Final = torch.ops.prim.device.default
@@ -61,12 +62,22 @@ class Recorder(TorchDispatchMode):
         """What runs inside is the action's."""
         if not self.meter.boundaries:
             self.meter.boundary("")
-        self._action, self._action_kind = name, name.split("(")[0].split("[")[0]
+        self._action, self._action_kind = name, _kind_name(name)
         try:
             yield
         finally:
             self.meter.boundary(name)
             self._action = self._action_kind = ""
+
+    @contextmanager
+    def inner(self, name: str) -> Iterator[None]:
+        """What runs inside, within another action, is counted as this one's."""
+        outer = self._action, self._action_kind
+        self._action, self._action_kind = name, _kind_name(name)
+        try:
+            yield
+        finally:
+            self._action, self._action_kind = outer
 
     def dispatch(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -106,6 +117,10 @@ class Recorder(TorchDispatchMode):
 Recorder.__torch_dispatch__ = Recorder.dispatch  # type: ignore[method-assign]
 
 
+def _kind_name(action: str) -> str:
+    return action.split("(")[0].split("[")[0]
+
+
 def _kind_of(func: Any) -> _Kind:
     name = func._schema.name
     collective = name.split("::")[1] if func.namespace == "c10d" else None
@@ -114,13 +129,25 @@ def _kind_of(func: Any) -> _Kind:
 
 @dataclass(slots=True)
 class RecordingTimer(ActionTimer):
-    """The runner's timer, telling the recorder which action of the list is running."""
+    """The trial's timer, telling the recorder which action of the list is running.
+
+    What is timed inside an action of the list is its own, but for what is made again inside a
+    backward pass, which is the RECOMPUTE's before it.
+    """
 
     recorder: Recorder | None = field(default=None)
+    _depth: int = 0
 
     @contextmanager
     def action(self, name: str, cls: str, nbytes: int = 0) -> Iterator[None]:
         """Records what runs inside as the action's."""
         assert self.recorder is not None
-        with self.recorder.action(name):
+        within: AbstractContextManager[None] = nullcontext()
+        if self._depth == 0:
+            within = self.recorder.action(name)
+        elif name.startswith(ActionKind.RECOMPUTE.value):
+            within = self.recorder.inner(name)
+        self._depth += 1
+        with within:
             yield
+        self._depth -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flopwright.executor.dry.host import HostCopies
 from flopwright.executor.dry.memory import StorageMeter, memory_by_class
 from flopwright.executor.dry.record import Recorder, RecordingTimer
 from flopwright.executor.dry.roles import shortened
@@ -21,13 +23,15 @@ from flopwright.executor.parallel.pipeline_links import Links
 from flopwright.executor.train.trial import Trial, start_trial
 from flopwright.plan.file import PlanFile
 from flopwright.plan.lower import lower
-from flopwright.plan.schedules.actions import Action, ActionKind
+from flopwright.plan.schedules.actions import COMPUTE_KINDS, Action, ActionKind
 from flopwright.report.rank_step import RankStep
 from flopwright.spec.workload import Workload
 
 # What a process without GPUs can stand for: the modules' operators keep the same tensors
 # everywhere (models/, kernels/), and copies to the host are told apart by their holders.
 _DEVICE: Final = torch.device("cpu")
+_RECEIVES: Final = frozenset({ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD})
+_SENDS: Final = frozenset({ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +79,14 @@ def _trial(plan: PlanFile, recorder: Recorder) -> Trial:
     parallel, workload = plan.parallel, plan.scenario.workload
     short = shortened(plan).scenario.workload
     entry = RunEntry(name=plan.name, plan=plan)
-    trial = start_trial(entry, short, _data(short), GroupRegistry(), _DEVICE)
+    timer = RecordingTimer(torch.distributed.get_rank(), _DEVICE, recorder=recorder)
+    trial = start_trial(entry, short, _data(short), GroupRegistry(), _DEVICE, timer)
     for block in trial.moe_blocks().values():
         if hasattr(block.dispatcher, "balanced"):
             block.dispatcher = replace(block.dispatcher, balanced=True)  # type: ignore[type-var]
-    trial.runner.timer = RecordingTimer(trial.timer.rank, _DEVICE, recorder=recorder)
     links = trial.runner.links
     trial.runner.links = _InstantLinks(links.groups, links.shape, links.dtype, links.device)
+    trial.activations._copies = HostCopies(recorder.meter)
     trial.run_step(0)
     trial.workload, trial.dataset = workload, _data(workload)
     microbatches = parallel.num_microbatches(workload.global_batch_size)
@@ -101,7 +106,8 @@ def _record(trial: Trial, recorder: Recorder) -> RankStep:
     ends = {ActionKind.REDUCE_GRADIENTS, ActionKind.OPTIMIZER_STEP}
     meter.look_at = 1 + next(i for i, a in enumerate(actions) if a.kind in ends)
     trial.run_step(1)
-    memory, peak_bytes = memory_by_class(standing, meter.boundaries, meter.looked)
+    resting = _resting(actions)
+    memory, peak_bytes = memory_by_class(standing, meter.boundaries, meter.looked, resting)
     return RankStep(
         rank=torch.distributed.get_rank(),
         stage=trial.groups.coordinates["pp"],
@@ -112,6 +118,19 @@ def _record(trial: Trial, recorder: Recorder) -> RankStep:
         memory_bytes=memory,
         peak_bytes=peak_bytes,
     )
+
+
+def _resting(actions: Sequence[Action]) -> list[bool]:
+    """Returns whether no message waits at the list's beginning and behind each action.
+
+    One that has come waits for the compute that uses it, one that is to leave for its send.
+    """
+    found, came = [True], False
+    after = [*(a.kind for a in actions[1:]), None]
+    for action, then in zip(actions, after, strict=True):
+        came = action.kind in _RECEIVES or (came and action.kind not in COMPUTE_KINDS)
+        found.append(not came and then not in _SENDS)
+    return found
 
 
 def _standing(trial: Trial, meter: StorageMeter) -> dict[str, int]:

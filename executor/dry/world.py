@@ -5,9 +5,28 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+@contextmanager
+def _real_meshes() -> Iterator[None]:
+    """Device meshes are made of ranks, which have values in a dry run too."""
+    made = DeviceMesh.from_group
+
+    def from_group(*args: Any, **options: Any) -> DeviceMesh:
+        with _disable_current_modes():
+            return made(*args, **options)
+
+    DeviceMesh.from_group = from_group  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DeviceMesh.from_group = made  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -25,6 +44,7 @@ def fake_world(rank: int, world_size: int) -> Iterator[FakeTensorMode]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # libraries ask fake tensors for their addresses
-            yield FakeTensorMode(allow_non_fake_inputs=True)
+            with _real_meshes():
+                yield FakeTensorMode(allow_non_fake_inputs=True)
     finally:
         dist.destroy_process_group()

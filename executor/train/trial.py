@@ -261,15 +261,19 @@ def start_trial(
     dataset: Dataset,
     registry: GroupRegistry,
     device: torch.device,
+    timer: ActionTimer | None = None,
 ) -> Trial:
     """Returns a trial with its first weights; collective: every rank calls it in the same order.
 
-    `workload` is the plan's with the launch's seed, `registry` the process groups made so far.
+    Args:
+        workload: the plan's with the launch's seed.
+        registry: the process groups made so far.
+        timer: what is told of every action; None for one of the trial's own.
     """
     plan, spec = entry.plan.parallel, entry.plan.scenario.model
     mesh = Mesh(plan)
     groups = registry.build(mesh)
-    timer = ActionTimer(torch.distributed.get_rank(), device)
+    timer = timer or ActionTimer(torch.distributed.get_rank(), device)
     sharing, dtype = make_sharing(plan, groups, timer), DTYPES[workload.precision.weights]
     chunks = {
         chunk: sharing.build_chunk(spec, chunk, dtype, device)

@@ -92,7 +92,9 @@ def stage_memory(
     parts = _Parts.of(scenario, ranks, params, kinds, saved, factors)
     found = {name: ranks.spread(nbytes) for name, nbytes in parts.states.items()}
     found["activations"] = kinds.spread(parts.activations)
-    found["temporaries"] = np.maximum(kinds.spread(parts.backward), ranks.spread(parts.reduction))
+    # Gradients are reduced when all activations have gone: in their place, not beside them.
+    beyond = ranks.spread(parts.reduction) - found["activations"]
+    found["temporaries"] = np.maximum(kinds.spread(parts.backward), beyond)
     found["reserved"] = np.full(found["activations"].shape, parts.reserved)
     host_bytes = ranks.spread(parts.host) + kinds.spread(parts.parked)
     return StageMemory(classes=found, host_bytes=host_bytes)
@@ -109,9 +111,9 @@ def stage_peaks(
     """Returns what `stage_memory` of the same arguments sums up to."""
     parts = _Parts.of(scenario, ranks, params, kinds, saved, factors)
     states = np.asarray(sum(parts.states.values())) + parts.reserved
-    total = np.maximum(kinds.spread(parts.backward), ranks.spread(parts.reduction))
+    backward = kinds.spread(parts.backward) + kinds.spread(parts.activations)
+    total = np.maximum(backward, ranks.spread(parts.reduction))
     total += ranks.spread(states)
-    total += kinds.spread(parts.activations)
     stage = total.argmax(axis=0)
     host = ranks.spread(parts.host)
     if parts.parked.any():

@@ -8,9 +8,10 @@ bytes, and which matrix products it runs. Memory is the prediction's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -66,6 +67,8 @@ _MESSAGES: Final = {
 # What an all-to-all of rows is preceded by: how many rows of each expert come.
 _DISPATCH: Final = "mlp.dispatch"
 _COUNT_BYTES: Final = DTYPE_BYTES["int64"]
+
+_OfChunk = tuple[ActionKind, str, tuple[int, ...], int]  # and collective, ranks, bytes
 
 
 def rank_step(
@@ -138,7 +141,7 @@ class _Lists:
 
     def calls(self) -> Iterator[Call]:
         """Yields the communication of every action, in order."""
-        known: dict[tuple[ActionKind, int], tuple[tuple[str, tuple[int, ...], int], ...]] = {}
+        known: dict[tuple[ActionKind, int], tuple[_OfChunk, ...]] = {}
         for action in self.actions:
             name = str(action)
             if action.kind in _MESSAGES:
@@ -147,37 +150,55 @@ class _Lists:
                 key = (action.kind, action.chunk)
                 if key not in known:
                     known[key] = tuple(self._of_chunk(action))
-                for collective, ranks, nbytes in known[key]:
-                    yield Call(name, collective, ranks, nbytes)
+                place = f"({action.chunk},{action.microbatch})"
+                for kind, collective, ranks, nbytes in known[key]:
+                    yield Call(f"{kind.value}{place}", collective, ranks, nbytes)
             else:
                 for collective, group, nbytes in step_end_calls(
                     self.scenario, self.plan, self.stage, action
                 ):
-                    yield Call(name, collective, self.mesh.group_of(group, self.rank), nbytes)
+                    yield Call(name, collective, self._group(group), nbytes)
 
     def _message(self, action: Action) -> Call:
-        pipeline = self.mesh.group_of("pp", self.rank)
+        pipeline = self._group("pp")
         kind, peer = _MESSAGES[action.kind], pipeline[action.peer]
         ends = (self.rank, peer) if kind == "send" else (peer, self.rank)
         nbytes = int(send_bytes(self.scenario, self._combos)[0])
         return Call(str(action), kind, ends, nbytes)
 
-    def _of_chunk(self, action: Action) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        layers = self._layers(action.chunk)
-        forward = _PHASES[action.kind] == (Phase.FORWARD,)
-        for layer in layers if forward else layers[::-1]:
-            cost, kind = self._cost(layer), kind_of(self.scenario.model, layer)
-            rows = [i for i in range(len(cost.comms)) if cost.comms.count[i, 0]]
-            rows = [i for i in rows if Phase(cost.comms.phase[i]) in _PHASES[action.kind]]
-            if action.kind is ActionKind.RECOMPUTE:
-                again = exchanged_again(cost, self._policy.of(kind), kind)
-                rows = [i for i in rows if again[i]]
-            for i in rows if forward else rows[::-1]:
-                yield from self._row(cost, i)
+    def _of_chunk(self, action: Action) -> Iterator[_OfChunk]:
+        """Yields what one micro-batch of a chunk sends in an action.
+
+        What is made again is made layer by layer, inside the backward that needs it.
+        """
+        kind, layers = action.kind, self._layers(action.chunk)
+        if kind is ActionKind.RECOMPUTE:
+            return
+        if kind is ActionKind.FORWARD:
+            for layer in layers:
+                yield from self._of_layer(layer, kind)
+            return
+        for layer in reversed(layers):
+            if kind is not ActionKind.BACKWARD_WEIGHT:
+                yield from self._of_layer(layer, ActionKind.RECOMPUTE)
+            yield from self._of_layer(layer, kind)
+
+    def _of_layer(self, layer: int, kind: ActionKind) -> Iterator[_OfChunk]:
+        cost, layer_kind = self._cost(layer), kind_of(self.scenario.model, layer)
+        comms, phases = cost.comms, _PHASES[kind]
+        rows = [
+            i for i in range(len(comms)) if comms.count[i, 0] and Phase(comms.phase[i]) in phases
+        ]
+        if kind is ActionKind.RECOMPUTE:
+            again = exchanged_again(cost, self._policy.of(layer_kind), layer_kind)
+            rows = [i for i in rows if again[i]]
+        for i in rows if phases == (Phase.FORWARD,) else _backwards(rows, comms.name):
+            for collective, ranks, nbytes in self._row(cost, i):
+                yield kind, collective, ranks, nbytes
 
     def _row(self, cost: BlockCost, row: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
         comms = cost.comms
-        ranks = self.mesh.group_of(comms.group[row], self.rank)
+        ranks = self._group(comms.group[row])
         forward = Phase(comms.phase[row]) is Phase.FORWARD
         if comms.name[row] == _DISPATCH and forward:
             moe = self.scenario.model.moe
@@ -187,6 +208,15 @@ class _Lists:
         collective = Collective(comms.collective[row]).name.lower()
         for _ in range(int(comms.count[row, 0])):
             yield collective, ranks, round(comms.bytes[row, 0])
+
+    @cached_property
+    def _known_groups(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def _group(self, name: str) -> tuple[int, ...]:
+        if name not in self._known_groups:
+            self._known_groups[name] = self.mesh.group_of(name, self.rank)
+        return self._known_groups[name]
 
     def products(self) -> Counter[Product]:
         """Returns how often each shape of product runs."""
@@ -243,3 +273,12 @@ class _Lists:
             cost = layer_cost(self.scenario.model, layer, shape)
             self._costs[kind] = with_recipe(cost, precision.gemm, precision.compute, kind)
         return self._costs[kind]
+
+
+def _backwards(rows: Sequence[int], names: Sequence[str]) -> list[int]:
+    """Returns the rows from the last name to the first, those of one name as they stand.
+
+    An op's input gradient is sent on its way before its weight's gradient asks for more.
+    """
+    together = [list(same) for _, same in groupby(rows, key=lambda row: names[row])]
+    return [row for same in reversed(together) for row in same]

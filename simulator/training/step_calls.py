@@ -19,7 +19,7 @@ from typing import Final
 
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.actions import Action, ActionKind
-from flopwright.plan.sharding import OwnedTensor, owned_tensors
+from flopwright.plan.sharding import OwnedTensor, owned_tensors, tensor_cuts
 from flopwright.simulator.memory.stages import DEEPSPEED_BUCKET, PLAIN_BUCKET
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
@@ -38,6 +38,7 @@ def step_end_calls(
     data = _Data(scenario, plan, stage)
     zero = plan.zero_stage > 0 and plan.dp_shard * plan.cp > 1
     if action.kind is ActionKind.REDUCE_GRADIENTS:
+        yield from data.partial_sums()
         yield from data.deepspeed_reduces() if zero else data.plain_reduces()
     elif action.kind is ActionKind.OPTIMIZER_STEP:
         if plan.world_size > 1:
@@ -61,12 +62,22 @@ class _Data:
         return tuple(t for t in owned if t.param.trainable and not t.param.tied)
 
     def _apart(self, tensor: OwnedTensor) -> bool:
-        return tensor.expert and self.plan.ep > 1
+        plan = self.plan
+        return tensor.expert and plan.ep * plan.etp * plan.tp > 1
 
     def _size(self, group: str) -> int:
         plan = self.plan
         dense = plan.dp * plan.cp
         return dense if group == "dp_cp" else dense * plan.tp // (plan.ep * plan.etp)
+
+    def partial_sums(self) -> Iterator[Sent]:
+        """Yields the sums over ranks that under sequence parallelism saw other tokens."""
+        if self.plan.tp == 1 or not self.plan.sequence_parallel:
+            return
+        width = DTYPE_BYTES[self.scenario.workload.precision.gradients]
+        whole = [t.numel for t in self._tensors() if not t.expert and not tensor_cuts(t.param)]
+        for bucket in _buckets(whole, PLAIN_BUCKET):
+            yield "all_reduce", "tp", sum(bucket) * width
 
     def plain_reduces(self) -> Iterator[Sent]:
         width = DTYPE_BYTES[self.scenario.workload.precision.gradients]
