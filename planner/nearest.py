@@ -7,8 +7,10 @@ from typing import Final
 import numpy as np
 
 from flopwright.errors import Violation
+from flopwright.planner.lacking import largest_classes, memory_of_stage, more_gpus
 from flopwright.planner.ranking import Ints, Priced, layout_ids, objective_value
 from flopwright.planner.result import InfeasiblePlan
+from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.training.candidates import CONTEXTS, RECOMPUTES, SCHEDULES, Candidates
 from flopwright.spec.scenario import Scenario
 from flopwright.units import show_bytes, show_seconds
@@ -63,34 +65,52 @@ def nearest_infeasible(priced: Priced, scenario: Scenario, count: int) -> Ints:
     return outside[np.sort(first)][:count]
 
 
-def describe(priced: Priced, index: int, step_time_s: float, scenario: Scenario) -> InfeasiblePlan:
-    """Returns candidate `index` as an infeasible plan with its violation and nearest fix."""
+def describe(
+    priced: Priced,
+    index: int,
+    step_time_s: float,
+    scenario: Scenario,
+    calibration: Calibration,
+    *,
+    grow: bool = False,
+) -> InfeasiblePlan:
+    """Returns candidate `index` as an infeasible plan with its violation and nearest fix.
+
+    Args:
+        grow: look for more GPUs that would hold it, where no other plan fits.
+    """
     limit = scenario.cluster.node.gpu.hbm_bytes
     peak, stage = int(priced.peak_bytes[index]), int(priced.peak_stage[index])
-    missing = peak - limit
+    plan, missing = priced.candidates.plan(index), peak - limit
+    classes, host = memory_of_stage(scenario, plan, calibration, stage)
+    fix = _fix(priced, index) or (more_gpus(scenario, plan, calibration) if grow else "")
     if missing > 0:
         found = Violation(
             field="memory",
             value=show_bytes(peak),
-            rule=f"a GPU of stage {stage} needs {show_bytes(missing)} more than it has",
+            rule=f"a GPU of stage {stage} needs {show_bytes(missing)} more than it has "
+            f"({largest_classes(classes)})",
             limit=show_bytes(limit),
-            nearest_fix=_fix(priced, index),
+            nearest_fix=fix,
         )
     else:
-        host = scenario.cluster.node.host_bytes
+        most = scenario.cluster.node.host_bytes
         found = Violation(
             field="host_memory",
-            rule="what is offloaded does not fit in the node's host memory",
-            limit=show_bytes(host),
-            nearest_fix=_fix(priced, index),
+            value=show_bytes(host),
+            rule=f"what is offloaded needs {show_bytes(host - most)} more host memory than a "
+            "node has",
+            limit=show_bytes(most),
+            nearest_fix=fix,
         )
     return InfeasiblePlan(
-        plan=priced.candidates.plan(index),
+        plan=plan,
         step_time_s=step_time_s,
         peak_memory_bytes=peak,
         missing_bytes=max(missing, 0),
         stage=stage,
         violations=(found,),
+        memory_bytes=classes,
     )
 
 

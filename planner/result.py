@@ -48,7 +48,8 @@ class InfeasiblePlan(Spec):
     Attributes:
         step_time_s: what its step would take with enough memory, replayed.
         missing_bytes: memory lacking on the GPUs of stage `stage`.
-        violations: rule, value, limit and nearest fix.
+        violations: rule, value, limit and nearest fix (more GPUs, where nothing fits).
+        memory_bytes: what the GPUs of that stage hold, by class.
     """
 
     plan: ParallelPlan
@@ -57,6 +58,7 @@ class InfeasiblePlan(Spec):
     missing_bytes: int
     stage: int
     violations: tuple[Violation, ...]
+    memory_bytes: dict[str, int] = Field(default_factory=dict)
 
 
 class TradeOff(Spec):

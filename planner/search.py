@@ -40,6 +40,7 @@ from flopwright.spec.scenario import Scenario
 _MAX_FRONT: Final = 50
 # Layouts that lack memory and are replayed: the first by bound may not be better than the best.
 _LEAST_OUTSIDE: Final = 8
+_TOLD_MORE: Final = 3
 CalibrationOf = Callable[[Scenario], Calibration]
 
 
@@ -125,7 +126,12 @@ def _infeasible(
     rows = list(range(len(index)))
     if best is not None:
         rows = sorted((r for r in rows if value[r] < best), key=lambda r: (value[r], index[r]))
-    return tuple(describe(priced, int(index[r]), float(exact[r]), scenario) for r in rows)
+    # Where nothing fits, what more GPUs would hold is told of the nearest.
+    grow = set(rows[:_TOLD_MORE]) if best is None else set()
+    return tuple(
+        describe(priced, int(index[r]), float(exact[r]), scenario, calibration, grow=r in grow)
+        for r in rows
+    )
 
 
 def price(

@@ -16,11 +16,13 @@ from flopwright.planner.ranking import (
     order,
 )
 from flopwright.planner.space import legal_candidates
+from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.spec.load import load_scenario
 from flopwright.spec.scenario import Scenario
 
 K2 = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
+PRIOR = default_calibration(K2.cluster.node.gpu)
 HBM = K2.cluster.node.gpu.hbm_bytes
 
 
@@ -130,7 +132,8 @@ def test_infeasible_neighbours_are_faster_and_lack_memory() -> None:
     assert not priced.fits[found].any()
     ids = layout_ids(priced.candidates)[found]
     assert len(set(ids)) == 5
-    text = describe(priced, int(found[0]), 8.0, K2)
+    priced.peak_stage[:] = 0  # some have no other
+    text = describe(priced, int(found[0]), 8.0, K2, PRIOR)
     assert text.missing_bytes == int(priced.peak_bytes[found[0]]) - HBM
     (violation,) = text.violations
     assert violation.limit == "80 GiB"
@@ -151,7 +154,7 @@ def test_where_nothing_fits_the_nearest_come_first() -> None:
     found = nearest_infeasible(full, K2, 4)
     assert full.peak_bytes[found[0]] == full.peak_bytes.min()
     assert (np.diff(full.peak_bytes[found]) >= 0).all()
-    assert describe(full, int(found[0]), 8.0, K2).violations[0].nearest_fix == ""
+    assert describe(full, int(found[0]), 8.0, K2, PRIOR).violations[0].nearest_fix == ""
 
 
 def test_a_fix_changes_as_little_as_possible() -> None:
@@ -167,7 +170,7 @@ def test_a_fix_changes_as_little_as_possible() -> None:
         peak_stage=np.array([3, 0, 0]),
         fits=np.array([False, True, True]),
     )
-    (violation,) = describe(priced, 0, 9.0, K2).violations
+    (violation,) = describe(priced, 0, 9.0, K2, PRIOR).violations
     assert violation.nearest_fix == "recompute full: fits at 12 s a step"
     assert "stage 3" in violation.rule
 
@@ -180,5 +183,5 @@ def test_lacking_host_memory_is_said_as_such() -> None:
         peak_stage=np.array([0]),
         fits=np.array([False]),
     )
-    (violation,) = describe(priced, 0, 9.0, K2).violations
+    (violation,) = describe(priced, 0, 9.0, K2, PRIOR).violations
     assert violation.field == "host_memory"
