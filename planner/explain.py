@@ -81,7 +81,11 @@ def verdict_text(result: SearchResult, scenario: Scenario) -> str:
     """Returns the verdict in one line."""
     cluster = scenario.cluster
     where = f"{scenario.model.name} on {cluster.num_gpus:,} x {cluster.node.gpu.name}"
-    how = "exhaustive" if result.proved else "all priced, the best by bound replayed"
+    how = {
+        "exhaustive": "exhaustive",
+        "bounded": "bounded, all priced and the best by bound replayed",
+        "sampled": f"sampled from {result.sampled_of:,} points",
+    }[result.method]
     counts = f"{how}: {plural(result.candidates, 'candidate')}, {result.fit:,} fit"
     best = result.best
     if best is None:

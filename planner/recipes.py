@@ -85,6 +85,7 @@ def merged(
         fit=sum(r.fit for r in every),
         replayed=sum(r.replayed for r in every),
         proved=all(r.proved for r in every),
+        sampled_of=sum(r.sampled_of for r in every),
         headroom_asked=asked,
         ranked=tuple(p.model_copy(update={"rank": i}) for i, p in enumerate(best, 1)),
         infeasible=tuple(lacking[:top_k]),

@@ -79,6 +79,7 @@ class SearchResult(Spec):
         candidates: legal plans priced; fit: those that memory holds; replayed: those whose
             lowered list was replayed to find the best.
         proved: no plan outside the replayed ones can be among the best.
+        sampled_of: points of the space that the candidates are a sample of; 0: they are all.
         refined: plans that went through the event engine, and are ranked by it.
         ranked: the best plan of each layout, best first.
         infeasible: plans that lack memory: faster ones first where something fits,
@@ -91,6 +92,7 @@ class SearchResult(Spec):
     fit: int
     replayed: int = 0
     proved: bool = True
+    sampled_of: int = 0
     refined: int = 0
     headroom_asked: float
     ranked: tuple[RankedPlan, ...] = ()
@@ -99,7 +101,13 @@ class SearchResult(Spec):
 
     @property
     def method(self) -> str:
-        """ "exhaustive" where every candidate is ruled out or ranked exactly, else "bounded"."""
+        """How sure the ranking is.
+
+        "exhaustive": every legal candidate is ruled out or ranked exactly; "bounded": all were
+        priced, and those of the best bounds replayed; "sampled": there were too many.
+        """
+        if self.sampled_of:
+            return "sampled"
         return "exhaustive" if self.proved else "bounded"
 
     @property

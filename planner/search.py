@@ -28,7 +28,7 @@ from flopwright.planner.ranking import (
 from flopwright.planner.recipes import merged, recipe_variants
 from flopwright.planner.refine import refined
 from flopwright.planner.result import InfeasiblePlan, RankedPlan, SearchResult, TradeOff, Verdict
-from flopwright.planner.space import Fixed, legal_candidates
+from flopwright.planner.space import MAX_PRICED, Fixed, legal_candidates, sampled_of
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.training.bounds import Progress as Progress
@@ -104,6 +104,7 @@ def _search(
         fit=int(priced.fits.sum()),
         replayed=len(found.index),
         proved=found.proved,
+        sampled_of=sampled_of(scenario, fixed) if len(candidates) > MAX_PRICED // 8 else 0,
         headroom_asked=scenario.search.memory_headroom,
         ranked=_ranked(priced, scenario, found.index[winners], ids, calibration),
         infeasible=_infeasible(priced, scenario, outside, best, calibration)[:top_k],

@@ -63,12 +63,14 @@ FIXABLE: Final = (
     "gradient_offload",
     "parameter_offload",
 )
+# Candidates that are priced at most: a few gigabytes and half a minute.
+MAX_PRICED: Final = 3_000_000
 # Shapes that are crossed with policies at once where every point is looked at.
 _CHUNK: Final = 4096
 
 
 def legal_candidates(scenario: Scenario, fixed: Fixed | None = None) -> Candidates:
-    """Returns every legal candidate, in a fixed order.
+    """Returns every legal candidate, in a fixed order; of too many a sample (see `sampled_of`).
 
     Args:
         scenario: its `search` lists bound the space.
@@ -81,11 +83,29 @@ def legal_candidates(scenario: Scenario, fixed: Fixed | None = None) -> Candidat
     space = _space(scenario, fixed)
     shapes = np.flatnonzero(legal(space.shapes, scenario))
     if len(shapes):
-        every = space.cross(shapes)
+        every = space.cross(_sample(shapes, len(space.policies)))
         mask = legal(every, scenario, MEMORY_RULES)
         if mask.any():
             return every.take(mask)
     raise InputError(violations(_nearest(space, shapes).plan(0), scenario))
+
+
+def sampled_of(scenario: Scenario, fixed: Fixed | None = None) -> int:
+    """Returns how many points a sample is of; 0 where every point is looked at.
+
+    Points are legal shapes times memory policies. Beyond MAX_PRICED, shapes are drawn, always
+    the same ones, each with all its policies.
+    """
+    space = _space(scenario, fixed)
+    points = int(legal(space.shapes, scenario).sum()) * len(space.policies)
+    return points if points > MAX_PRICED else 0
+
+
+def _sample(shapes: Ints, policies: int) -> Ints:
+    most = max(1, MAX_PRICED // policies)
+    if len(shapes) <= most:
+        return shapes
+    return np.sort(np.random.default_rng(0).choice(shapes, most, replace=False))
 
 
 def rule_counts(scenario: Scenario, fixed: Fixed | None = None) -> dict[str, int]:

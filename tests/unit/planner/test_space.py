@@ -6,11 +6,16 @@ import pytest
 
 from flopwright.errors import InputError, divisors, nearest_divisors
 from flopwright.plan.parallel import ParallelPlan, even_split, plan_violations
+from flopwright.planner import search as search_module
+from flopwright.planner import space as space_module
 from flopwright.planner.constraints import violations
+from flopwright.planner.explain import verdict_text
+from flopwright.planner.search import search
 from flopwright.planner.space import (
     legal_candidates,
     light_ends_split,
     rule_counts,
+    sampled_of,
 )
 from flopwright.planner.space_product import balanced_split, tail_layers
 from flopwright.spec.load import load_scenario
@@ -239,3 +244,26 @@ def test_divisors_are_all_and_only_the_divisors() -> None:
         assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
     assert divisors(2**31) == [2**k for k in range(32)]
     assert list(nearest_divisors(3, 2**31)) == [2, 4]
+
+
+def test_of_too_many_candidates_the_same_sample_is_drawn_and_the_result_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space = SearchSpace(tp=(1, 2), pp=(8, 16), ep=(16,), vpp=(1,), micro_batch_size=(1,))
+    small = K2.model_copy(update={"search": space})
+    whole = legal_candidates(small)
+    points = sampled_of(small)
+    assert points == 0
+    monkeypatch.setattr(space_module, "MAX_PRICED", len(whole) // 3)
+    drawn = legal_candidates(small)
+    again = legal_candidates(small)
+    plans = [drawn.plan(i) for i in range(0, len(drawn), 7)]
+    assert plans == [again.plan(i) for i in range(0, len(again), 7)]
+    assert 0 < len(drawn) <= len(whole) // 3
+    assert sampled_of(small) >= len(whole)
+    every = {whole.plan(i) for i in range(len(whole))}
+    assert set(plans) <= every
+    monkeypatch.setattr(search_module, "MAX_PRICED", len(whole) // 3)
+    result = search(small, top_k=1)
+    assert result.method == "sampled"
+    assert "sampled from" in verdict_text(result, small)
