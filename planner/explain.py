@@ -211,6 +211,10 @@ def why_it_loses(best: RankedPlan, other: RankedPlan, objective: Objective = "ti
     """
     gpus = _value(other.plan, 1.0, objective) / _value(best.plan, 1.0, objective)
     a, b = best.prediction.metrics, other.prediction.metrics
+    if objective == "gpus" and other.plan.world_size != best.plan.world_size:
+        return f"{plural(other.plan.world_size, 'GPU')} instead of {best.plan.world_size:,}"
+    if objective == "headroom":
+        return f"{show_bytes(b.peak_memory_bytes - a.peak_memory_bytes)} more on the fullest GPU"
     behind = gpus * b.step_time_s / a.step_time_s - 1
     grown = _differences(a.time_s, {k: gpus * v for k, v in b.time_s.items()})
     least = _NOTICEABLE * a.step_time_s

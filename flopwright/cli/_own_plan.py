@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +19,15 @@ _SILENT: Final = {
     "activation_offload": False,
     "optimizer_offload": False,
 }
+# What every framework of those runs could do; a finer choice would be named.
+_USUAL: Final[dict[str, Any]] = {
+    "schedule": ("1f1b", "interleaved_1f1b"),
+    "recompute_tags": (),
+    "recompute_layers": (),
+    "cp": (1,),
+    "etp": (1,),
+    "dp_replicate": (1,),
+}
 
 
 def own_plan(scenario: Scenario, known: Mapping[str, int]) -> ParallelPlan | None:
@@ -30,6 +39,7 @@ def own_plan(scenario: Scenario, known: Mapping[str, int]) -> ParallelPlan | Non
     Returns:
         None where no legal plan fits, or no plan is legal.
     """
+    scenario = scenario.model_copy(update={"search": scenario.search.model_copy(update=_USUAL)})
     fixed = {**_SILENT, **{name: value for name, value in known.items() if name in FIXABLE}}
     try:
         candidates = legal_candidates(scenario, fixed)

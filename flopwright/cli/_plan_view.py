@@ -118,10 +118,16 @@ def _print_what_would_help(console: Console, result: SearchResult, scenario: Sce
 def _better_title(result: SearchResult, scenario: Scenario) -> str:
     best = result.ranked[0]
     taken = show_seconds(best.prediction.metrics.step_time_s)
-    if scenario.objective == "time":
-        return f"Faster, but they do not fit (the best plan that fits takes {taken} a step)"
     gpus = plural(best.plan.world_size, "GPU")
-    return f"Cheaper, but they do not fit (the best plan that fits takes {taken} on {gpus})"
+    word = {
+        "time": "Faster",
+        "cost": "Cheaper",
+        "energy": "With less energy",
+        "headroom": "Leaner",
+        "gpus": "On fewer GPUs",
+    }[scenario.objective]
+    where = "a step" if scenario.objective == "time" else f"on {gpus}"
+    return f"{word}, but they do not fit (the best plan that fits takes {taken} {where})"
 
 
 def _columns(table: Table, names: tuple[str, ...]) -> Table:

@@ -12,6 +12,7 @@ from flopwright.errors import InputError
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.placement import CHUNKS_PER_STAGE
 from flopwright.planner.constraints import violations
+from flopwright.planner.explain import why_it_loses
 from flopwright.planner.ranking import layout_ids
 from flopwright.planner.search import price, search
 from flopwright.planner.space import legal_candidates
@@ -191,3 +192,18 @@ def test_the_front_equals_brute_force() -> None:
     assert {(t.step_time_s, round((1 - t.headroom) * hbm)) for t in result.front} == {
         (s, round(p)) for s, p in front
     }
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"), [("gpus", "GPUs instead of"), ("headroom", "more on the fullest GPU")]
+)
+def test_what_a_plan_loses_is_told_by_the_objective(objective: str, words: str) -> None:
+    scenario = SMALL.model_copy(update={"objective": objective})
+    result = search(scenario, top_k=12)
+    best, *others = result.ranked
+    texts = [why_it_loses(best, other, scenario.objective) for other in others]
+    assert any(words in text for text in texts), texts
+    if objective == "gpus":
+        sizes = [r.plan.world_size for r in result.ranked]
+        assert sizes == sorted(sizes)
+        assert len(set(sizes)) > 1
