@@ -121,3 +121,11 @@ def test_a_published_plan_is_sound(name: str) -> None:
 def test_a_scenario_without_a_published_plan_says_which_have_one() -> None:
     with pytest.raises(InputError, match="kimi_k2_pretrain_2048gpu_h800_bf16"):
         published_family("../kimi_k2")
+
+
+def test_what_a_better_plan_saves_by_class_adds_up_to_what_it_saves() -> None:
+    plan, calibration = plan_from_text(PLAN, SMALL), default_calibration(SMALL.cluster.node.gpu)
+    found = standing(SMALL, plan, calibration, refine=False)
+    mine = found.prediction.metrics.step_time_s
+    for one in found.better:
+        assert sum(one.time_s.values()) == pytest.approx(mine - one.step_time_s, rel=1e-6)
