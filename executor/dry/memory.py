@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from flopwright.plan.schedules.actions import COMPUTE_KINDS, Action, ActionKind
+
+_RECEIVES: Final = frozenset({ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD})
+_SENDS: Final = frozenset({ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD})
 
 
 @dataclass(slots=True)
@@ -32,7 +38,8 @@ class StorageMeter:
         device: the type of device whose memory is counted.
         live_bytes: now; peak_bytes: the fullest moment since the last boundary.
         boundaries: one where the list begins, then one behind each action.
-        look_at: at so many boundaries, `looked` is set to what `born` returns.
+        look_at: at so many boundaries, `looked` is set to what `born` returns, and
+            `weight_bytes` to those of the tensors that `weights` gives.
     """
 
     device: str
@@ -41,6 +48,8 @@ class StorageMeter:
     boundaries: list[Boundary] = field(default_factory=list)
     look_at: int = -1
     looked: list[tuple[int, int]] = field(default_factory=list)
+    weights: Callable[[], Iterable[Tensor]] = tuple
+    weight_bytes: int = 0
     _live: dict[int, tuple[int, int, weakref.ref[Any]]] = field(default_factory=dict)
 
     def see(self, tensor: Tensor) -> None:
@@ -49,14 +58,36 @@ class StorageMeter:
         address = storage._cdata
         if address in self._live:
             return
+        if storage.nbytes() and self._counted(tensor):
+            self._add(storage, address)
+
+    def _add(self, storage: torch.UntypedStorage, address: int) -> None:
         nbytes = storage.nbytes()
-        if nbytes == 0 or not self._counted(tensor):
-            return
         reference = weakref.ref(storage, lambda _, a=address: self._forget(a))  # type: ignore[misc]
         self._live[address] = (nbytes, len(self.boundaries), reference)
         self.live_bytes += nbytes
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
+
+    @contextmanager
+    def watching_resizes(self) -> Iterator[None]:
+        """Counts what storages become that are resized in place, as FSDP2 does with weights."""
+        plain = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
+            out = plain(storage, nbytes)
+            address = storage._cdata
+            if address in self._live:
+                self._forget(address)
+            if nbytes:
+                self._add(storage, address)
+            return out
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = plain  # type: ignore[method-assign]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -84,7 +115,7 @@ class StorageMeter:
         self.boundaries.append(Boundary(action, self.live_bytes, self.peak_bytes))
         self.peak_bytes = self.live_bytes
         if len(self.boundaries) == self.look_at:
-            self.looked = self.born()
+            self.looked, self.weight_bytes = self.born(), self.of(self.weights())
 
     def of(self, tensors: Iterable[Tensor]) -> int:
         """Returns the bytes of the tensors' storages, each counted once."""
@@ -103,7 +134,8 @@ def memory_by_class(
     standing: dict[str, int],
     boundaries: Sequence[Boundary],
     looked: Sequence[tuple[int, int]],
-    resting: Sequence[bool],
+    gathered: int,
+    actions: Sequence[Action],
 ) -> tuple[dict[str, int], int]:
     """Returns (bytes by memory class, the fullest moment) of a step, its input left out.
 
@@ -115,13 +147,15 @@ def memory_by_class(
     Args:
         standing: bytes before the step, "weights", "optimizer_state" and "constants".
         looked: (bytes, boundaries before it) of what stood before the first reduction.
-        resting: by boundary, whether no message waits there.
+        gathered: bytes of that which are weights, gathered for the step.
+        actions: the list, one for each boundary but the first.
     """
     before = sum(standing.values())
     given = sum(n for n, when in looked if when == 0)
-    gradients = [(n, when) for n, when in looked if when > 0]
+    states = [(n, when) for n, when in looked if when > 0]
+    resting = _resting(actions)
     made = [0] * (len(boundaries) + 1)
-    for nbytes, when in gradients:
+    for nbytes, when in states:
         made[when] += nbytes
     held = grown = 0
     for i, boundary in enumerate(boundaries):
@@ -130,9 +164,22 @@ def memory_by_class(
             held = max(held, boundary.live_bytes - before - given - grown)
     peak = max(b.peak_bytes for b in boundaries) - given - standing["constants"]
     found = {
-        "weights": standing["weights"],
-        "gradients": sum(n for n, _ in gradients),
+        "weights": standing["weights"] + gathered,
+        "gradients": sum(n for n, _ in states) - gathered,
         "optimizer_state": standing["optimizer_state"],
         "activations": held,
     }
     return {**found, "temporaries": max(0, peak - sum(found.values()))}, peak
+
+
+def _resting(actions: Sequence[Action]) -> list[bool]:
+    """Returns whether no message waits at the list's beginning and behind each action.
+
+    One that has come waits for the compute that uses it, one that is to leave for its send.
+    """
+    found, came = [True], False
+    after = [*(a.kind for a in actions[1:]), None]
+    for action, then in zip(actions, after, strict=True):
+        came = action.kind in _RECEIVES or (came and action.kind not in COMPUTE_KINDS)
+        found.append(not came and then not in _SENDS)
+    return found

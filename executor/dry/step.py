@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
@@ -23,15 +23,13 @@ from flopwright.executor.parallel.pipeline_links import Links
 from flopwright.executor.train.trial import Trial, start_trial
 from flopwright.plan.file import PlanFile
 from flopwright.plan.lower import lower
-from flopwright.plan.schedules.actions import COMPUTE_KINDS, Action, ActionKind
+from flopwright.plan.schedules.actions import Action, ActionKind
 from flopwright.report.rank_step import RankStep
 from flopwright.spec.workload import Workload
 
 # What a process without GPUs can stand for: the modules' operators keep the same tensors
 # everywhere (models/, kernels/), and copies to the host are told apart by their holders.
 _DEVICE: Final = torch.device("cpu")
-_RECEIVES: Final = frozenset({ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD})
-_SENDS: Final = frozenset({ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def dry_step(plan: PlanFile, rank: int) -> RankStep:
     """
     with fake_world(rank, plan.parallel.world_size) as mode:
         recorder = Recorder(mode, _DEVICE)
-        with mode, recorder:
+        with mode, recorder, recorder.meter.watching_resizes():
             trial = _trial(plan, recorder)
             found = _record(trial, recorder)
             del trial
@@ -105,9 +103,12 @@ def _record(trial: Trial, recorder: Recorder) -> RankStep:
     standing = _standing(trial, meter)
     ends = {ActionKind.REDUCE_GRADIENTS, ActionKind.OPTIMIZER_STEP}
     meter.look_at = 1 + next(i for i, a in enumerate(actions) if a.kind in ends)
+    meter.weights = lambda: _weights(trial)
     trial.run_step(1)
-    resting = _resting(actions)
-    memory, peak_bytes = memory_by_class(standing, meter.boundaries, meter.looked, resting)
+    gathered = meter.weight_bytes - standing["weights"]
+    memory, peak_bytes = memory_by_class(
+        standing, meter.boundaries, meter.looked, gathered, actions
+    )
     return RankStep(
         rank=torch.distributed.get_rank(),
         stage=trial.groups.coordinates["pp"],
@@ -120,26 +121,19 @@ def _record(trial: Trial, recorder: Recorder) -> RankStep:
     )
 
 
-def _resting(actions: Sequence[Action]) -> list[bool]:
-    """Returns whether no message waits at the list's beginning and behind each action.
-
-    One that has come waits for the compute that uses it, one that is to leave for its send.
-    """
-    found, came = [True], False
-    after = [*(a.kind for a in actions[1:]), None]
-    for action, then in zip(actions, after, strict=True):
-        came = action.kind in _RECEIVES or (came and action.kind not in COMPUTE_KINDS)
-        found.append(not came and then not in _SENDS)
-    return found
-
-
 def _standing(trial: Trial, meter: StorageMeter) -> dict[str, int]:
     """Returns the bytes that stand between two steps, by class, and "constants"."""
-    stages = trial.chunks.values()
-    weights = meter.of(chain.from_iterable((*s.parameters(), *s.buffers()) for s in stages))
-    constants = meter.of(chain.from_iterable(s.constants() for s in stages))
+    weights = meter.of(_weights(trial))
+    constants = meter.of(chain.from_iterable(s.constants() for s in trial.chunks.values()))
     return {
         "weights": weights,
         "constants": constants,
         "optimizer_state": meter.live_bytes - weights - constants,
     }
+
+
+def _weights(trial: Trial) -> Iterator[Tensor]:
+    """Yields the weights and buffers that the modules hold now."""
+    for stage in trial.chunks.values():
+        yield from stage.parameters()
+        yield from stage.buffers()

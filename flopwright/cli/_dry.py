@@ -69,10 +69,12 @@ def dry_run(path: Path, rank: str, *, quiet: bool) -> tuple[PlanFile, list[RoleR
     from flopwright.executor.dry.roles import Role, roles
     from flopwright.executor.launch.supported import unsupported
     from flopwright.plan.parallel import plan_violations
+    from flopwright.simulator.training.step_calls import unlisted
     from flopwright.spec.load import load_plan
 
     plan = load_plan(path)
     broken = [*plan_violations(plan.parallel, plan.scenario), *unsupported(plan)]
+    broken = broken or unlisted(plan.scenario, plan.parallel)
     if broken:
         raise InputError(broken)
     asked = roles(plan.parallel) if rank == ALL_ROLES else (Role(_number(rank, plan), True),)
@@ -128,7 +130,7 @@ def check_role(plan: PlanFile, role: Role) -> RoleResult:
         seconds=time.perf_counter() - began,
         recorded=recorded.to_data(),
         predicted=predicted.to_data(),
-        differences=compare(predicted, recorded),
+        differences=compare(predicted, recorded, whole=role.whole),
     )
 
 
@@ -157,13 +159,13 @@ def report(plan: PlanFile, results: Sequence[RoleResult], say: Callable[[str], N
         )
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table)
-    different = [r for r in results if r.differences]
-    for result in different[:_SHOWN_DIFFERENCES]:
+    apart = [r for r in results if r.differences]
+    for result in apart[:_SHOWN_DIFFERENCES]:
         say(f"rank {result.rank} (stage {result.stage}):")
         for d in result.differences:
             say(f"  {d.field}: predicted {d.predicted}, recorded {d.recorded}")
-    if len(different) > _SHOWN_DIFFERENCES:
-        say(f"and {len(different) - _SHOWN_DIFFERENCES} more ranks that differ")
+    if len(apart) > _SHOWN_DIFFERENCES:
+        say(f"and {len(apart) - _SHOWN_DIFFERENCES} more ranks that differ")
 
 
 def _alike(results: Sequence[RoleResult]) -> list[list[RoleResult]]:

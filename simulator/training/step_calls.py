@@ -8,6 +8,9 @@ all-gather (arXiv 1910.02054) whatever the library.
                 optimizer's order; a bucket is cut where the owner changes, but its pieces are
                 all-reduced together, so that every rank sends all of it; the weights of each
                 of the optimizer's groups are gathered, padded to the group's ranks
+    fsdp2       (stage 1) a chunk's tables and head, then layer by layer what all ranks share
+                and the experts: each gathered before the chunk's first forward and scattered
+                after its last backward as one, every tensor padded along its first dimension
 """
 
 from __future__ import annotations
@@ -17,11 +20,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from flopwright.errors import Violation
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.actions import Action, ActionKind
-from flopwright.plan.sharding import OwnedTensor, owned_tensors, tensor_cuts
+from flopwright.plan.sharding import (
+    Axis,
+    OwnedTensor,
+    axis_sizes,
+    local_shape,
+    owned_tensors,
+    tensor_cuts,
+)
 from flopwright.simulator.memory.stages import DEEPSPEED_BUCKET, PLAIN_BUCKET
 from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.parameters import EMBEDDING_LAYER
 from flopwright.spec.scenario import Scenario
 
 Sent = tuple[str, str, int]  # collective, group, bytes
@@ -29,6 +41,7 @@ Sent = tuple[str, str, int]  # collective, group, bytes
 _NORM_BYTES: Final = DTYPE_BYTES["fp64"]  # the squared norm of the gradients
 _LOAD_BYTES: Final = DTYPE_BYTES["int64"]  # tokens of one expert in a step
 _ALIGNED_TO: Final = 2  # numbers a rank, in DeepSpeed's flat groups
+_FIRST: Final[dict[Axis, int]] = {"tp": 0, "ep": 0, "etp": 0}  # the places of a group's first rank
 
 
 def step_end_calls(
@@ -37,15 +50,43 @@ def step_end_calls(
     """Yields what an action that moves gradients or weights, or updates them, sends."""
     data = _Data(scenario, plan, stage)
     zero = plan.zero_stage > 0 and plan.dp_shard * plan.cp > 1
-    if action.kind is ActionKind.REDUCE_GRADIENTS:
+    fsdp2 = zero and plan.data_parallel == "fsdp2"
+    precision = scenario.workload.precision
+    if action.kind is ActionKind.GATHER_WEIGHTS and fsdp2:
+        yield from data.units("all_gather", action.chunk, DTYPE_BYTES[precision.weights])
+    elif action.kind is ActionKind.REDUCE_GRADIENTS and fsdp2:
+        yield from data.units("reduce_scatter", action.chunk, DTYPE_BYTES[precision.gradients])
+    elif action.kind is ActionKind.REDUCE_GRADIENTS:
         yield from data.partial_sums()
-        yield from data.deepspeed_reduces() if zero else data.plain_reduces()
+        yield from data.deepspeed_reduces() if zero else data.plain_reduces(action.chunk)
     elif action.kind is ActionKind.OPTIMIZER_STEP:
+        if fsdp2:
+            yield from data.partial_sums(sharded=True)
         if plan.world_size > 1:
             yield "all_reduce", "world", _NORM_BYTES
-        if zero:
+        if zero and not fsdp2:
             yield from data.deepspeed_gathers()
         yield from data.loads()
+
+
+def unlisted(scenario: Scenario, plan: ParallelPlan) -> list[Violation]:
+    """Returns what a plan asks for whose messages are in no list here."""
+    optimizer, moved = scenario.workload.optimizer, "its messages are in no list to compare with"
+    away = plan.optimizer_offload or plan.gradient_offload or plan.parameter_offload
+    hybrid = plan.data_parallel == "fsdp2" and plan.dp_replicate > 1
+    asked = (
+        ("parallel.zero_stage", plan.zero_stage > 1, str(plan.zero_stage), "use 0 or 1"),
+        ("parallel.dp_replicate", hybrid, str(plan.dp_replicate), "use 1"),
+        ("parallel.cp", plan.cp > 1, str(plan.cp), "use 1"),
+        ("parallel.etp", plan.etp > 1, str(plan.etp), "use 1"),
+        ("parallel.optimizer_offload", away, "true", "keep the states on the rank"),
+        ("workload.optimizer.kind", optimizer.kind != "adamw", optimizer.kind, "use adamw"),
+    )
+    return [
+        Violation(field=field, value=value, rule=f"no dry run: {moved}", nearest_fix=fix)
+        for field, on, value, fix in asked
+        if on
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +108,54 @@ class _Data:
 
     def _size(self, group: str) -> int:
         plan = self.plan
-        dense = plan.dp * plan.cp
-        return dense if group == "dp_cp" else dense * plan.tp // (plan.ep * plan.etp)
+        dense = plan.cp * (plan.dp_shard if "shard" in group else plan.dp)
+        return dense * plan.tp // (plan.ep * plan.etp) if group.startswith("edp") else dense
 
-    def partial_sums(self) -> Iterator[Sent]:
-        """Yields the sums over ranks that under sequence parallelism saw other tokens."""
+    def units(self, collective: str, chunk: int, width: int) -> Iterator[Sent]:
+        """Yields one collective for each part of a chunk that FSDP2 moves as one."""
+        layers = self.plan.chunk_layers(self.scenario.model.num_layers)[chunk]
+        owned = [t for t in self._tensors() if self._on(t.param.layer, chunk)]
+        tables = [t for t in owned if t.param.layer not in layers]
+        for unit in (tables, *([t for t in owned if t.param.layer == n] for n in layers)):
+            for apart, group in ((False, "dp_shard_cp"), (True, "edp_shard")):
+                ranks = self._size(group)
+                numel = sum(self._padded(t, ranks) for t in unit if self._apart(t) is apart)
+                if numel and ranks > 1:
+                    yield collective, group, numel * width
+
+    def _on(self, layer: int, chunk: int) -> bool:
+        last = self.plan.num_chunks - 1
+        if layer == EMBEDDING_LAYER or layer >= self.scenario.model.num_layers:
+            return chunk == (0 if layer == EMBEDDING_LAYER else last)
+        return layer in self.plan.chunk_layers(self.scenario.model.num_layers)[chunk]
+
+    def _padded(self, tensor: OwnedTensor, ranks: int) -> int:
+        first = local_shape(tensor.param, axis_sizes(self.plan), _FIRST)[0]
+        return -(-first // ranks) * ranks * (tensor.numel // first)
+
+    def partial_sums(self, *, sharded: bool = False) -> Iterator[Sent]:
+        """Yields the sums over ranks that under sequence parallelism saw other tokens.
+
+        Args:
+            sharded: of a data-parallel rank's part.
+        """
         if self.plan.tp == 1 or not self.plan.sequence_parallel:
             return
         width = DTYPE_BYTES[self.scenario.workload.precision.gradients]
-        whole = [t.numel for t in self._tensors() if not t.expert and not tensor_cuts(t.param)]
+        ranks = self._size("dp_shard_cp") if sharded else 1
+        whole = [
+            self._padded(t, ranks) // ranks
+            for t in self._tensors()
+            if not t.expert and not tensor_cuts(t.param)
+        ]
         for bucket in _buckets(whole, PLAIN_BUCKET):
             yield "all_reduce", "tp", sum(bucket) * width
 
-    def plain_reduces(self) -> Iterator[Sent]:
+    def plain_reduces(self, chunk: int) -> Iterator[Sent]:
         width = DTYPE_BYTES[self.scenario.workload.precision.gradients]
+        mine = [t for t in self._tensors() if chunk < 0 or self._on(t.param.layer, chunk)]
         for apart, group in ((False, "dp_cp"), (True, "edp")):
-            numels = [t.numel for t in self._tensors() if self._apart(t) is apart]
+            numels = [t.numel for t in mine if self._apart(t) is apart]
             if self._size(group) > 1:
                 for bucket in _buckets(numels, PLAIN_BUCKET):
                     yield "all_reduce", group, sum(bucket) * width

@@ -32,7 +32,7 @@ def _plan(
     work = SCENARIO.workload
     plan = ParallelPlan(**({"dp_shard": 4, "pp": 2, "zero_stage": 1} | axes))
     update = {
-        "global_batch_size": batch * plan.dp,
+        "global_batch_size": batch * plan.dp * plan.micro_batch_size,
         "optimizer": work.optimizer.model_copy(update={"kind": kind}),
     }
     scenario = SCENARIO.model_copy(
@@ -48,18 +48,19 @@ def _both(plan: PlanFile, rank: int) -> tuple[RankStep, RankStep]:
 EXPERTS = {"dp_shard": 64, "ep": 8}
 PLANS = {
     "experts": _plan(**EXPERTS),
+    "fsdp2": _plan(**EXPERTS, data_parallel="fsdp2"),
+    "fsdp2_tensor": _plan("llama31_405b", dp_shard=32, tp=4, data_parallel="fsdp2"),
     "plain": _plan(dp_shard=16, ep=8, zero_stage=0, data_parallel="none"),
     "one_rank_a_stage": _plan("llama31_405b", dp_shard=1, zero_stage=0),
-    "gpipe": _plan(**EXPERTS, schedule="gpipe", batch=6),
     "dense": _plan("llama31_405b", dp_shard=32),
-    "tensor": _plan("llama31_405b", dp_shard=32, tp=4),
+    "tensor": _plan("llama31_405b", dp_shard=32, tp=4, micro_batch_size=2),
     "tensor_without_sequence": _plan("llama31_405b", dp_shard=32, tp=4, sequence_parallel=False),
     "recompute": _plan(**EXPERTS, recompute="full"),
     "selective": _plan(**EXPERTS, recompute="selective", fp8_activations=True),
     "offload": _plan(**EXPERTS, activation_offload=True),
     "interleaved": _plan(**EXPERTS, vpp=2, schedule="interleaved_1f1b"),
-    "zero_bubble": _plan(**EXPERTS, vpp=2, schedule="zb_v"),
-    "dualpipe": _plan(**EXPERTS, vpp=2, schedule="dualpipe_v"),
+    "zero_bubble": _plan(**EXPERTS, vpp=2, schedule="zb_v", layers=12),
+    "dualpipe": _plan(**EXPERTS, vpp=2, schedule="dualpipe_v", layers=12),
 }
 
 
@@ -74,8 +75,18 @@ def test_first_and_last_rank(name: str) -> None:
         assert recorded.products == predicted.products
 
 
+def test_gpipe_but_for_its_fullest_moment() -> None:
+    """All activations stand before any gradient does; the prediction takes both together."""
+    plan = _plan(**EXPERTS, schedule="gpipe", batch=6)
+    predicted, recorded = _both(plan, 0)
+    (peak,) = compare(predicted, recorded)
+    assert peak.field == "memory, peak"
+    assert predicted.peak_bytes > recorded.peak_bytes
+    assert compare(predicted, recorded, whole=False) == ()
+
+
 def test_remembered_answers_are_those_of_torchs_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = _plan(**EXPERTS, batch=2)
+    plan = _plan(**EXPERTS, batch=6)
     fast = dry_step(plan, 70)
     monkeypatch.setattr(record, "remembered", lambda func: False)
     assert dry_step(plan, 70) == fast
@@ -96,7 +107,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def equal_steps() -> tuple[RankStep, RankStep]:
-    return _both(_plan(**EXPERTS, batch=2), 3)
+    return _both(_plan(**EXPERTS, batch=6), 3)
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -126,7 +137,7 @@ def _written(plan: PlanFile, folder: Path) -> str:
 
 
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _written(_plan(**EXPERTS, batch=2), tmp_path)
+    path = _written(_plan(**EXPERTS, batch=6), tmp_path)
     assert main(["run", path, "--dry", "--rank", "7"]) in {0, None}
     assert "equal" in capsys.readouterr().out
 
@@ -135,7 +146,7 @@ def test_the_verb_tells_a_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_calls, "_NORM_BYTES", 4)
-    path = _written(_plan(**EXPERTS, batch=2), tmp_path)
+    path = _written(_plan(**EXPERTS, batch=6), tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(["run", path, "--dry", "--rank", "0", "--json"])
     assert caught.value.code == 1
@@ -146,7 +157,7 @@ def test_the_verb_tells_a_difference(
 
 
 def test_a_rank_that_the_plan_has_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _written(_plan(**EXPERTS, batch=2), tmp_path)
+    path = _written(_plan(**EXPERTS, batch=6), tmp_path)
     for rank in ("128", "-1", "first"):
         with pytest.raises(SystemExit) as caught:
             main(["run", path, "--dry", "--rank", rank])
@@ -154,9 +165,27 @@ def test_a_rank_that_the_plan_has_not(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "0 to 127" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("axes", "field"),
+    [
+        ({"pp": 1, "zero_stage": 2}, "parallel.zero_stage"),
+        ({"kind": "muon"}, "workload.optimizer.kind"),
+        ({"cp": 2}, "parallel.cp"),
+    ],
+)
+def test_what_no_list_tells_is_refused(
+    axes: dict[str, Any], field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _written(_plan(**(EXPERTS | axes)), tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["run", path, "--dry"])
+    assert caught.value.code == 2
+    assert field in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_every_role_in_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _written(_plan(**EXPERTS, batch=2), tmp_path)
+    path = _written(_plan(**EXPERTS, batch=6), tmp_path)
     assert main(["run", path, "--dry", "--rank", "all-roles", "--json"]) in {0, None}
     roles = json.loads(capsys.readouterr().out)[0]["roles"]
     assert len(roles) == 2 * 8
