@@ -8,6 +8,7 @@ anywhere (micro-batches, data parallelism, experts, clipping) moves the weights 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from flopwright.models.transformer.module import build_stage, init_weights_, los
 from flopwright.plan.learning_rate import learning_rate_at
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.report.metrics import TIME_CLASSES
+from flopwright.simulator.training.predict import predict
 from flopwright.spec.load import dump_yaml, load_scenario, make_plan_file
 from flopwright.spec.parameters import parameters
 from flopwright.spec.scenario import Scenario
@@ -35,6 +37,7 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
         "dp2": {"dp_shard": 2},
         "pp2": {"pp": 2},
         "pp2-gpipe": {"pp": 2, "schedule": "gpipe", "layers_per_stage": (1, 2)},
+        "pp2-zb_h1": {"pp": 2, "schedule": "zb_h1"},
         "dp2-ep2": {"dp_shard": 2, "ep": 2},
     },
     "fp32": {
@@ -286,8 +289,33 @@ def test_traces_show_every_action_of_the_list(run: Run) -> None:
         data = json.loads((run.result.out_dir / f"trace-{entry.name}.json").read_text())
         names = {e["name"] for e in data["traceEvents"] if e["ph"] == "X"}
         plan = entry.plan.parallel
-        assert {"F(0,0)", "B(0,0)", "OPTIM", "clip_norm"} <= names
+        backward = {"I(0,0)", "W(0,0)"} if plan.schedule == "zb_h1" else {"B(0,0)"}
+        assert {"F(0,0)", "OPTIM", "clip_norm"} | backward <= names
         assert ("RECV_F(1,0)" in names) == (plan.pp == 2)
         assert ("REDUCE_GRAD" in names) == (plan.dp > 1)
         assert ("ep_dispatch" in names) == (plan.ep == 2)
         assert ("gather_weights" in names) == (plan.zero_stage == 1)
+
+
+def test_the_trace_and_the_predicted_one_line_up(run: Run) -> None:
+    """Action by action: what a rank computes, and apart from that what it receives."""
+    of_list = re.compile(r"(F|B|I|W|RECV_F|RECV_B)\(\d+,\d+\)|REDUCE_GRAD|OPTIM")
+    for entry in run.result.request.entries:
+        data = json.loads((run.result.out_dir / f"trace-{entry.name}.json").read_text())
+        real = sorted((e for e in data["traceEvents"] if e["ph"] == "X"), key=lambda e: e["ts"])
+        plan = entry.plan.parallel
+        _, predicted = predict(run.scenario, plan)
+        for stage in range(plan.pp):
+            ran = [e["name"] for e in real if e["pid"] == stage * plan.dp]
+            foretold = [e.name for e in predicted if e.rank == stage]
+            for receives in (False, True):
+                ours, theirs = (
+                    [
+                        name
+                        for name in dict.fromkeys(names)
+                        if of_list.fullmatch(name) and name.startswith("RECV") == receives
+                    ]
+                    for names in (ran, foretold)
+                )
+                assert ours == theirs, (entry.name, stage)
+                assert ours or receives
