@@ -220,6 +220,10 @@ def _reasons(
     # The evaluation is of bounds: what a replay takes longer, a stage waits.
     exact = np.array([step_s, *(s for _, _, s in better)])
     times = found.time_s | {"idle": found.time_s["idle"] + exact - found.step_time_s}
+    # Pairs of a forward and a backward hide exchanges: what all classes are too long by.
+    hidden = np.maximum(np.asarray(sum(times.values())) - exact, 0.0)
+    if "ep_comm" in times:
+        times["ep_comm"] = times["ep_comm"] - np.minimum(hidden, times["ep_comm"])
     free = headroom(select(priced, index), scenario)
     out = []
     for row, (_, objective, seconds) in enumerate(better):

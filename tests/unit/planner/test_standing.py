@@ -124,8 +124,14 @@ def test_a_scenario_without_a_published_plan_says_which_have_one() -> None:
 
 
 def test_what_a_better_plan_saves_by_class_adds_up_to_what_it_saves() -> None:
+    wide = SMALL.search.model_copy(
+        update={"ep": (16, 64, 128), "tp": (1,), "schedule": ("dualpipe_v",)}
+    )
+    workload = SMALL.workload.model_copy(update={"global_batch_size": 8192})
+    scenario = SMALL.model_copy(update={"search": wide, "workload": workload})
     plan, calibration = plan_from_text(PLAN, SMALL), default_calibration(SMALL.cluster.node.gpu)
-    found = standing(SMALL, plan, calibration, refine=False)
+    found = standing(scenario, plan, calibration, refine=False)
     mine = found.prediction.metrics.step_time_s
+    assert "dualpipe_v" in {one.plan.schedule for one in found.better}
     for one in found.better:
         assert sum(one.time_s.values()) == pytest.approx(mine - one.step_time_s, rel=1e-6)
