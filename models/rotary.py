@@ -8,6 +8,7 @@ from torch import Tensor
 from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.rope.frequencies import inverse_frequencies, table_scale
 from flopwright.models.parallel import ContextParallel
+from flopwright.models.saving import stands
 from flopwright.spec.model import Rope
 
 
@@ -31,6 +32,10 @@ class RotaryTable:
 
         On `like`'s device, in its dtype or fp32.
         """
+        cos, sin = self._tables_for(seq_len, like, start)
+        return stands(cos), stands(sin)
+
+    def _tables_for(self, seq_len: int, like: Tensor, start: int) -> tuple[Tensor, Tensor]:
         dtype = wide_dtype(like.dtype)
         if self._context is not None:
             assert start == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -96,7 +95,6 @@ class Living(TorchDispatchMode):
         return out
 
     def nbytes(self, without: Iterable[Tensor]) -> int:
-        gc.collect()
         left_out = {t.untyped_storage()._cdata for t in without}
         return sum(
             nbytes
@@ -142,7 +140,7 @@ def _forward(
         x = torch.randn(*shape, spec.hidden_size, dtype=DTYPES[dtype], device=device)
         out = stage(x.requires_grad_())
     if stage.has_head:
-        out = loss(out, tokens)
+        out = loss(out, tokens.clone())  # two storages, as a batch has them
     return get_gradient_edge(out), torch.ones_like(out)
 
 
@@ -320,6 +318,36 @@ def test_first_layers_of_a_stage_alone() -> None:
         _edge, gradient = _forward(stage, spec, "fp32", SHAPE)
     found = living.nbytes([*stage.parameters(), *stage.constants(), gradient])
     assert found == state + costs[1].lives.bytes.sum()
+
+
+@pytest.mark.parametrize("policy", ["full", "kimi", "all"])
+@pytest.mark.parametrize("name", ["mla_moe", "gqa_mlp"])
+def test_layers_together_are_the_sum_of_each(name: str, policy: str) -> None:
+    """None holds, or runs again, what another one made: tables of angles and inputs."""
+    spec, saving = SPECS[name], POLICIES[policy]
+    layers = range(-1, spec.num_layers + 1)
+    costs = {
+        i: layer_cost(spec, i, ShardShape(micro_batch_size=2, seq_len=16, dtype="fp32"))
+        for i in layers
+    }
+    calls = []
+    for used in (None, saving):
+        stage = _stage(spec, layers, "fp32")
+        with Living() as living, _saving(used):
+            edge, gradient = _forward(stage, spec, "fp32", SHAPE)
+        if used is not None:
+            for block in stage.moe_blocks().values():
+                block.last_choices = block.last_loads = block.loads = None
+            found = living.nbytes([*stage.parameters(), *stage.constants(), gradient])
+            kinds = {i: kind_of(spec, i) for i in layers}
+            assert found == sum(_kept_bytes(costs[i], saving, kinds[i], "fp32") for i in layers)
+        with Calls() as counted:
+            torch.autograd.backward((edge,), (gradient,))
+        calls.append(counted.names)
+    calls[1].subtract(calls[0])
+    del calls[1]["sort_by_expert"]
+    expected = sum((_expected_calls(costs[i], saving, spec, i) for i in layers), Counter())
+    assert +calls[1] == expected
 
 
 def test_a_replayed_choice_is_that_of_its_own_pass() -> None:
