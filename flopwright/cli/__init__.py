@@ -27,6 +27,7 @@ VERBS: Final[dict[str, str]] = {
     "calibrate": "Fit the simulator to the store's measurements.",
     "compare": "Show predicted against measured, before and after calibration.",
     "accuracy": "Predict published runs and show how far off the predictions are.",
+    "regret": "Rank configurations that others tuned by hand among all plans.",
     "rollouts": "Simulate RL rollout rounds and find the best lambda.",
     "dashboard": "Open the dashboard in a browser.",
     "demo": "Run the whole loop on this machine.",

@@ -60,7 +60,7 @@ def accuracy(
     if json_out is not None and not to_stdout:
         check_place(json_out)
     labels = [name.strip() for name in by.split(",") if name.strip()]
-    with _progress(quiet=to_stdout) as advance:
+    with progress_bar(quiet=to_stdout) as advance:
         report = accuracy_report(file, labels, folds, own_plan, advance)
     if png is not None:
         write_atomically(png, accuracy_png(report))
@@ -91,7 +91,7 @@ def _folds(text: str | None) -> Literal["cell", "stack"] | None:
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[Advance | None]:
+def progress_bar(*, quiet: bool) -> Iterator[Advance | None]:
     """Yields a callback that moves a bar on stderr; nothing is drawn where no person looks."""
     from rich.console import Console
     from rich.progress import Progress
