@@ -23,6 +23,7 @@ NEEDS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "sweep": (("pyarrow",), "sweep"),
     "simulate": ((), ""),
     "accuracy": ((), ""),
+    "regret": ((), ""),
     "import": ((), ""),
     "import-model": ((), ""),
     "export": ((), ""),
