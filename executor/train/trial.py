@@ -292,6 +292,7 @@ def start_trial(
         else frozenset(),
         tp_whole_names=tp_whole_names(chunks.values()),
         tp_partial_names=tp_partial_names(chunks.values()),
+        expert_copies=1 if plan.sequence_parallel else plan.tp,
         groups=groups,
         optimizer=workload.optimizer,
         precision=workload.precision,

@@ -9,7 +9,7 @@ the optimizer on the host its parts go there once a step, or (fp32, stage 2) as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -138,9 +138,7 @@ class DeepSpeedZero:
             if getattr(parameter, name) is None:  # an expert that no token chose in this step
                 dtype = torch.float32 if name == internals.SUM_MARK else parameter.dtype
                 setattr(parameter, name, torch.zeros_like(parameter, dtype=dtype))
-        partial = self._trainable.tp_partial_names
-        parts = [getattr(p, name) for p, n in self._names.items() if n in partial]
-        sum_over_(parts, self._trainable.groups.tp, self._device)
+        self._mend((n, getattr(p, name)) for p, n in self._names.items())
         self._zero.set_gradient_accumulation_boundary(True)
         self._zero.reduce_gradients(pipeline_parallel=True)
 
@@ -164,9 +162,17 @@ class DeepSpeedZero:
         self._zero.finalize_gradient_accumulation_boundary()
         if self._on_host:
             self._zero._wait_for_offload_copies()
-        partial = self._trainable.tp_partial_names
-        parts = [piece for name, piece in self._pieces() if name in partial]
-        sum_over_(parts, self._trainable.groups.tp, self._device)
+        self._mend(self._pieces())
+
+    def _mend(self, gradients: Iterable[tuple[str, Tensor]]) -> None:
+        """Does what DeepSpeed's average over dp x cp leaves out: tp's sums, experts' copies."""
+        trainable, partial = self._trainable, list[Tensor]()
+        for name, gradient in gradients:
+            if name in trainable.tp_partial_names:
+                partial.append(gradient)
+            if trainable.is_expert(name) and trainable.expert_copies > 1:
+                gradient.div_(trainable.expert_copies)
+        sum_over_(partial, trainable.groups.tp, self._device)
 
     def squared_norm(self) -> Tensor:
         """Returns the squares of this rank's part; replicated experts' parts are cut too."""

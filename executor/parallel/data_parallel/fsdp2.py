@@ -90,7 +90,7 @@ class FullyShardedDataParallel:
         for unit in _units(chunk, apart=self._stage == 3):
             for module in unit.modules():
                 if any(p in names and trainable.is_expert(names[p]) for p in _own(module)):
-                    self._wrap(module, self._mesh(trainable.groups.edp_shard))
+                    self._wrap(module, self._mesh(trainable.groups.edp_shard), expert=True)
             self._wrap(unit, dense)
         root = self._wrap(chunk, dense)
         for parameter in originals:  # FSDP2 has copied its part
@@ -101,7 +101,9 @@ class FullyShardedDataParallel:
             root.set_requires_gradient_sync(False)
         return root
 
-    def _wrap(self, module: nn.Module, mesh: DeviceMesh | None) -> FSDPModule:
+    def _wrap(
+        self, module: nn.Module, mesh: DeviceMesh | None, *, expert: bool = False
+    ) -> FSDPModule:
         if mesh is None:
             return module  # type: ignore[return-value]
         cut_again = self._stage == 3
@@ -120,7 +122,7 @@ class FullyShardedDataParallel:
             ignored_params=self._lone_parameters,
         )
         # The sum over all ranks first, then one division: as the other backends do.
-        wrapped.set_gradient_divide_factor(float(self._trainable.mean_over))
+        wrapped.set_gradient_divide_factor(float(self._trainable.mean_over(expert=expert)))
         wrapped.set_force_sum_reduction_for_comms(True)
         wrapped.set_reshard_after_backward(cut_again, recurse=False)
         return wrapped

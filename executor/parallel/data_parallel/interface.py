@@ -45,6 +45,8 @@ class Trainable:
         tp_whole_names: those that stand whole on every tensor-parallel rank.
         tp_partial_names: those of them of which each of these ranks sees other tokens: their
             gradients are parts of a sum.
+        expert_copies: how many tensor-parallel ranks send the same tokens to the experts (all of
+            them without sequence parallelism): their gradients hold each token so many times.
         matrices: those that Muon orthogonalises (models/optim/muon/layout.py).
         row_factors: by what the next update multiplies rows of a tensor last (QK-Clip).
     """
@@ -58,6 +60,7 @@ class Trainable:
     chunks: Mapping[int, nn.Module] = field(default_factory=dict)
     tp_whole_names: frozenset[str] = frozenset()
     tp_partial_names: frozenset[str] = frozenset()
+    expert_copies: int = 1
     matrices: Mapping[str, MatrixLayout] = field(default_factory=dict)
     row_factors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -69,10 +72,9 @@ class Trainable:
         """Returns the data-parallel ranks over which the gradient is summed."""
         return self.groups.edp if self.is_expert(name) else self.groups.dp_cp
 
-    @property
-    def mean_over(self) -> int:
-        """Number of ranks' tokens that a gradient is the mean over: dp * cp."""
-        return self.groups.dp_cp.size
+    def mean_over(self, *, expert: bool) -> int:
+        """Returns how many ranks' tokens a gradient is the mean over: dp * cp, copies counted."""
+        return self.groups.dp_cp.size * (self.expert_copies if expert else 1)
 
     def names_of(self, chunk: int) -> tuple[str, ...]:
         """Returns the names of a chunk's parameters, of all where the chunk is -1."""

@@ -85,9 +85,10 @@ class ReplicatedDataParallel:
 
     def _average(self, gradients: Sequence[Tensor], name: str) -> None:
         sum_over_(gradients, self._trainable.sum_group(name), self._device)
-        if self._trainable.mean_over > 1:
+        mean_over = self._trainable.mean_over(expert=self._trainable.is_expert(name))
+        if mean_over > 1:
             for gradient in gradients:
-                gradient.div_(self._trainable.mean_over)
+                gradient.div_(mean_over)
 
     def finish_gradients(self) -> None:
         """Does nothing: reductions end as they are called."""

@@ -22,9 +22,15 @@ from torch import Tensor, nn
 from flopwright.executor.measure.timers import ActionTimer
 from flopwright.executor.parallel.data_parallel.choose import clip_gradients, make_data_parallel
 from flopwright.executor.parallel.data_parallel.interface import DataParallel, Trainable
-from flopwright.executor.parallel.experts import AllToAllDispatch
 from flopwright.executor.parallel.groups import GroupRegistry, Groups
 from flopwright.executor.parallel.pipeline import MicroBatch, Runner, StageParts
+from flopwright.executor.parallel.sharing import (
+    Sharing,
+    make_sharing,
+    tp_partial_names,
+    tp_whole_names,
+)
+from flopwright.executor.parallel.whole_tensors import joined_tensor
 from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
@@ -33,6 +39,7 @@ from flopwright.plan.schedules.actions import ActionKind
 from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.spec.load import load_model
 from flopwright.spec.model import ModelSpec
+from flopwright.spec.parameters import parameters
 from flopwright.spec.workload import Optimizer, Precision
 
 CPU = torch.device("cpu")
@@ -48,6 +55,7 @@ FSDP2 = {"data_parallel": "fsdp2"}
 NONE = {"data_parallel": "none"}
 # Final weights of the first case of a format and ep, on this rank.
 _TWINS: dict[tuple[str, int], dict[str, Tensor]] = {}
+TP2 = {"tp": 2}
 ZB_V = {"pp": 2, "vpp": 2, "schedule": "zb_v"}
 DP2, DP4, EP2 = {"dp_shard": 2}, {"dp_shard": 4}, {"ep": 2}
 
@@ -113,6 +121,23 @@ CASES: dict[int, dict[str, tuple[dict[str, Any], str]]] = {
         "deepspeed zero1 pp ep": ({"pp": 2, **DP2, **_zero(1), **EP2}, "fp32"),
         "deepspeed zero2 ep": ({**DP4, **_zero(2), **EP2}, "fp32"),
         "deepspeed zero3": ({**DP4, **_zero(3)}, "fp32"),
+        "none tp ep": ({**DP2, **TP2, **NONE, "ep": 4}, "fp64"),
+        "fsdp2 zero1 tp": ({**DP2, **TP2, **FSDP2, **_zero(1)}, "fp64"),
+        "fsdp2 zero3 tp ep": ({**DP2, **TP2, **FSDP2, **_zero(3), **EP2}, "fp64"),
+        "fsdp2 zero3 tp whole": (
+            {**DP2, **TP2, **FSDP2, **_zero(3), "ep": 4, "sequence_parallel": False},
+            "fp64",
+        ),
+        "none tp whole": (
+            {**DP2, **TP2, **NONE, "sequence_parallel": False},
+            "fp64",
+        ),
+        "deepspeed zero1 tp whole": (
+            {**DP2, **TP2, **_zero(1), **EP2, "sequence_parallel": False},
+            "fp32",
+        ),
+        "deepspeed zero2 tp ep": ({**DP2, **TP2, **_zero(2), **EP2}, "fp32"),
+        "deepspeed zero2 tp host": ({**DP2, **TP2, **_zero(2), **HOST2}, "fp32"),
     },
 }
 
@@ -125,8 +150,8 @@ def model() -> ModelSpec:
         num_heads=2, q_lora_rank=9, kv_lora_rank=7, qk_nope_head_dim=6, qk_rope_head_dim=4,
         v_head_dim=5,
     )  # fmt: skip
-    data["mlp"].update(intermediate_size=27)
-    data["moe"].update(num_experts=8, top_k=2, expert_intermediate_size=11)
+    data["mlp"].update(intermediate_size=26)
+    data["moe"].update(num_experts=8, top_k=2, expert_intermediate_size=10)
     return ModelSpec.model_validate(data)
 
 
@@ -142,28 +167,13 @@ def precision(name: str) -> Precision:
     )
 
 
-def layers_of(plan: ParallelPlan, spec: ModelSpec, chunk: int) -> list[int]:
-    """Returns a chunk's layers, embeddings and head included."""
-    layers = list(plan.chunk_layers(spec.num_layers)[chunk])
-    before = [-1] if chunk == 0 else []
-    after = [spec.num_layers] if chunk == plan.num_chunks - 1 else []
-    return [*before, *layers, *after]
-
-
 def make_chunks(
-    plan: ParallelPlan, spec: ModelSpec, groups: Groups, timer: ActionTimer, dtype: torch.dtype
+    plan: ParallelPlan, spec: ModelSpec, groups: Groups, sharing: Sharing, dtype: torch.dtype
 ) -> dict[int, Stage]:
     """Returns this rank's chunks with their first weights."""
     chunks = {}
     for chunk in chunks_of_stage(plan, groups.coordinates["pp"]):
-        stage = build_stage(
-            spec,
-            layers_of(plan, spec, chunk),
-            dispatcher=AllToAllDispatch(groups.ep, timer) if plan.ep > 1 else None,
-            ep_rank=groups.ep.index,
-            ep_size=plan.ep,
-            dtype=dtype,
-        )
+        stage = sharing.build_chunk(spec, chunk, dtype, CPU)
         init_weights_(stage, spec, 3)
         chunks[chunk] = stage
     return chunks
@@ -188,12 +198,17 @@ class Trained:
         self.plan, self.spec = plan, model()
         self.groups = registry.build(Mesh(plan))
         timer = ActionTimer(dist.get_rank(), CPU)
-        self.chunks = make_chunks(plan, self.spec, self.groups, timer, DTYPES[kind])
+        # Context-parallel ranks have sequences of their own here: only who sums is looked at.
+        sharing = make_sharing(plan.model_copy(update={"cp": 1}), self.groups, timer)
+        self.chunks = make_chunks(plan, self.spec, self.groups, sharing, DTYPES[kind])
         named = {n: p for c in self.chunks.values() for n, p in c.named_parameters()}
         self.trainable = Trainable(
             parameters=named,
             chunks=self.chunks,
-            expert_names=frozenset(n for n in named if ".experts." in n and plan.ep > 1),
+            expert_names=frozenset(n for n in named if ".experts." in n and plan.ep * plan.tp > 1),
+            tp_whole_names=tp_whole_names(self.chunks.values()),
+            tp_partial_names=tp_partial_names(self.chunks.values()),
+            expert_copies=1 if plan.sequence_parallel else plan.tp,
             groups=self.groups,
             optimizer=OPTIMIZER,
             precision=precision(kind),
@@ -206,8 +221,8 @@ class Trained:
             parts=StageParts(
                 chunks=self.chunks,
                 num_chunks=plan.num_chunks,
-                loss_fn=loss,
-                hidden_shape=(1, SEQ, self.spec.hidden_size),
+                loss_fn=lambda x, targets: sharing.tensor.loss(x, targets, self.spec.vocab_size),
+                hidden_shape=sharing.hidden_shape(SEQ, self.spec.hidden_size),
                 dtype=DTYPES[kind],
                 device=CPU,
                 hooks={
@@ -232,14 +247,13 @@ class Trained:
 
     def step(self, number: int) -> float:
         """Runs a step; returns the mean loss over all ranks."""
-        # Beside context parallelism a rank of these checks has sequences of its own.
         mine = batches(self.plan, number)[self.groups.dp_cp.index]
         self.runner.timer.start_step()
         mean = self.runner.run_step([micro(t) for t in mine])
         self.runner.timer.finish_step()
         total = torch.zeros(1, dtype=torch.float64)
         if mean is not None:
-            total += mean.double() / self.groups.dp_cp.size
+            total += mean.double() / self.groups.dp_cp.size / self.plan.tp
         self.groups.world.sum_(total)
         return float(total)
 
@@ -301,7 +315,9 @@ def expected_part(trained: Trained, name: str, whole: Tensor) -> Tensor:
 def distances(trained: Trained, alone: Alone) -> Iterator[tuple[str, float]]:
     """Yields each tensor's relative distance from the single process's."""
     weights = dict(alone.stage.named_parameters())
-    for name, tensor in trained.data_parallel.full_parameters():
+    params = {p.name: p for p in parameters(trained.spec)}
+    for name, part in trained.data_parallel.full_parameters():
+        tensor = joined_tensor(part, params[name], trained.groups)
         yield name, _apart(tensor, expected_part(trained, name, weights[name].detach()))
 
 
