@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from flopwright.errors import Violation
+from flopwright.executor.launch.sharing_rules import sharing_rules
 from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.spec.model import GqaAttention
@@ -33,6 +34,7 @@ def _rules(plan: PlanFile) -> Iterable[_Rule]:
     rules = [*_plan_rules(plan.parallel), *_workload_rules(plan.scenario.workload)]
     tied = plan.scenario.model.tied_embeddings and plan.parallel.pp > 1
     rules.append(("parallel.pp", tied, f"{plan.parallel.pp}, with tied embeddings", "use 1"))
+    rules += sharing_rules(plan)
     rules += _deepspeed_rules(plan)
     rules += _host_rules(plan)
     rules.append(_qk_clip_rule(plan))
@@ -44,15 +46,12 @@ def _rules(plan: PlanFile) -> Iterable[_Rule]:
 def _plan_rules(plan: ParallelPlan) -> Iterable[_Rule]:
     parallel = plan.data_parallel
     return (
-        ("parallel.tp", plan.tp > 1, str(plan.tp), "use 1"),
-        ("parallel.cp", plan.cp > 1, str(plan.cp), "use 1"),
         (
             "parallel.data_parallel",
             parallel == "none" and plan.zero_stage > 0,
             parallel,
             "use deepspeed or fsdp2, or zero_stage 0",
         ),
-        ("parallel.etp", plan.etp > 1, str(plan.etp), "use 1"),
     )
 
 

@@ -14,6 +14,7 @@ from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.spec.cluster import Dtype
 from flopwright.spec.load import load_scenario, make_plan_file
+from flopwright.spec.model import GqaAttention
 from flopwright.spec.workload import ExpertLoad, Optimizer, Precision
 
 DOC = Path(__file__).parents[4] / "docs" / "executor.md"
@@ -176,3 +177,33 @@ def test_parts_stand_on_the_host_together(plan: PlanFile) -> None:
     assert not _refused(plan, zero_stage=3, **everything, **fsdp2)
     apart = _refused(plan, zero_stage=3, **gradient, **fsdp2)
     assert apart == ["parallel.parameter_offload"]
+
+
+def _shared(plan: PlanFile, attention: dict[str, Any] | None = None, **parallel: Any) -> list[str]:
+    """Returns the fields refused of a plan, the model's heads being those of `attention`."""
+    spec = plan.scenario.model
+    if attention is not None:
+        heads = GqaAttention(**{"num_heads": 8, "num_kv_heads": 4, "head_dim": 8, **attention})
+        spec = spec.model_copy(update={"attention": heads})
+    scenario = plan.scenario.model_copy(update={"model": spec})
+    wanted = plan.parallel.model_copy(update=parallel)
+    found = unsupported(plan.model_copy(update={"scenario": scenario, "parallel": wanted}))
+    return sorted({str(v.field) for v in found})
+
+
+def test_uneven_cuts_of_matrices_and_sequences_are_refused_by_name(plan: PlanFile) -> None:
+    seq_len, vocab = plan.scenario.workload.seq_len, plan.scenario.model.vocab_size
+    for kind in ("ring", "all_gather", "ulysses"):
+        for attention in (None, {}):
+            assert not _shared(plan, attention, tp=2, cp=2, context_parallel=kind)
+    assert _shared(plan, {}, tp=8) == ["parallel.tp"]  # four key heads
+    assert _shared(plan, tp=5) == ["parallel.tp"]
+    assert _shared(plan, tp=vocab) == ["parallel.tp"]
+    assert _shared(plan, cp=seq_len) == ["parallel.cp"]  # two runs a rank
+    assert not _shared(plan, cp=seq_len, context_parallel="ulysses")
+    assert _shared(plan, {}, tp=2, cp=4, context_parallel="ulysses") == ["parallel.cp"]
+    assert _shared(plan, {"sliding_window": 8}, cp=2) == ["parallel.cp"]
+    assert not _shared(plan, {"sliding_window": 8}, cp=2, context_parallel="ulysses")
+    normed = _shared(plan, {"qk_norm": True}, tp=2, sequence_parallel=False)
+    assert normed == ["parallel.sequence_parallel"]
+    assert not _shared(plan, {"qk_norm": True}, tp=2)
