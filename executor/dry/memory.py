@@ -15,6 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from flopwright.plan.schedules.actions import COMPUTE_KINDS, Action, ActionKind
 
 _RECEIVES: Final = frozenset({ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD})
+_MOVES: Final = frozenset(
+    {ActionKind.GATHER_WEIGHTS, ActionKind.REDUCE_GRADIENTS, ActionKind.OPTIMIZER_STEP}
+)
 _SENDS: Final = frozenset({ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD})
 
 
@@ -175,11 +178,12 @@ def memory_by_class(
 def _resting(actions: Sequence[Action]) -> list[bool]:
     """Returns whether no message waits at the list's beginning and behind each action.
 
-    One that has come waits for the compute that uses it, one that is to leave for its send.
+    One that has come waits for the compute that uses it, one that is to leave for its send;
+    weights and gradients on their way stand twice.
     """
     found, came = [True], False
     after = [*(a.kind for a in actions[1:]), None]
     for action, then in zip(actions, after, strict=True):
         came = action.kind in _RECEIVES or (came and action.kind not in COMPUTE_KINDS)
-        found.append(not came and then not in _SENDS)
+        found.append(not came and then not in _SENDS and action.kind not in _MOVES)
     return found

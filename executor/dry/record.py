@@ -106,7 +106,8 @@ class Recorder(TorchDispatchMode):
 
     def _see(self, out: Any) -> None:
         if isinstance(out, Tensor):
-            self.meter.see(out)
+            # of a tensor that is cut over ranks, this rank's part
+            self.meter.see(getattr(out, "_local_tensor", out))
         elif isinstance(out, list | tuple):
             for part in out:
                 self._see(part)
@@ -114,7 +115,7 @@ class Recorder(TorchDispatchMode):
 
 # Torch keeps its compiler out of every such method by two wrappers, which take longer than
 # the answer; nothing here is compiled.
-Recorder.__torch_dispatch__ = Recorder.dispatch  # type: ignore[method-assign]
+Recorder.__torch_dispatch__ = Recorder.dispatch  # type: ignore[assignment, method-assign]
 
 
 def _kind_name(action: str) -> str:

@@ -69,6 +69,7 @@ def dry_step(plan: PlanFile, rank: int) -> RankStep:
             found = _record(trial, recorder)
             del trial
     gc.collect()
+    gc.freeze()  # what stands now, libraries above all, need not be searched for the next rank
     return found
 
 
