@@ -43,13 +43,3 @@ def test_a_published_plan_fits_and_every_better_one_has_its_reason(name: str) ->
     assert found["rank"] == 1 + len(found["better"])
     assert all(b["reason"] and b["gain"] > 0 for b in found["better"])
     assert found["plans_before"] / found["plans"] < 0.1
-
-
-@pytest.mark.slow
-def test_k2s_report_shows_its_states_by_stage_and_why_others_are_better() -> None:
-    done = CliRunner().invoke(app, ["plan", K2, "--published", "--top", "1", "--no-refine"])
-    assert done.exit_code == 0, done.output
-    assert "exhaustive: " in done.stdout
-    assert "Memory of Kimi K2 as published by pipeline stage (GiB)" in done.stdout
-    assert "Rank:" in done.stdout
-    assert "Better, and why:" in done.stdout

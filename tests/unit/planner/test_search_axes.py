@@ -100,7 +100,14 @@ def test_the_space_equals_brute_force_over_every_axis() -> None:
 @pytest.mark.parametrize("objective", ["time", "cost", "energy", "headroom", "gpus"])
 def test_the_search_equals_a_loop_over_every_plan_for_every_objective(objective: str) -> None:
     """Oracle: predict each plan by itself; the best of each layout by the objective."""
-    scenario = SMALL.model_copy(update={"objective": objective})
+    few = SMALL.search.model_copy(
+        update={
+            "schedule": ("1f1b", "interleaved_1f1b", "dualpipe_v"),
+            "recompute": ("selective",),
+            "recompute_tags": (("core_attn",),),
+        }
+    )
+    scenario = SMALL.model_copy(update={"objective": objective, "search": few})
     candidates = legal_candidates(scenario)
     node = scenario.cluster.node
     whole = evaluate(scenario, candidates)
