@@ -10,6 +10,7 @@ from flopwright.errors import InputError
 from flopwright.planner.explain import Binding, binding_constraint
 from flopwright.planner.result import RankedPlan, SearchResult
 from flopwright.planner.search import Progress, search
+from flopwright.planner.space import Fixed
 from flopwright.planner.whole_run import WholeRun, whole_run
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.spec.base import Spec
@@ -28,6 +29,7 @@ class Attempt(Spec):
         holds: whether it answers the question; `why` says why not, or what was found.
         days, usd: of the whole run, where the value was planned to the end.
         missing_bytes: memory that the nearest plan lacks of one GPU, 0 where one fits.
+        narrowed: planned with some fields kept; with all free it may be faster.
     """
 
     value: float
@@ -37,6 +39,7 @@ class Attempt(Spec):
     days: float | None = None
     usd: float | None = None
     missing_bytes: int = 0
+    narrowed: bool = False
 
 
 class RateAndBatch(Spec):
@@ -134,12 +137,17 @@ class Means:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A scenario's best plan and its whole run; `result` is None where no plan is legal."""
+    """A scenario's best plan and its whole run; `result` is None where no plan is legal.
+
+    Attributes:
+        lacks_bytes: where nothing was searched because no plan fits: what the nearest lacks.
+    """
 
     scenario: Scenario
     result: SearchResult | None
     run: WholeRun | None
     rules: str = ""
+    lacks_bytes: int | None = None
 
     @property
     def best(self) -> RankedPlan | None:
@@ -149,15 +157,21 @@ class Planned:
     @property
     def missing_bytes(self) -> int:
         """Memory that the nearest plan lacks; 0 where one fits or none is legal."""
+        if self.lacks_bytes is not None:
+            return self.lacks_bytes
         if self.result is None or self.result.best is not None:
             return 0
         return min((p.missing_bytes for p in self.result.infeasible), default=0)
 
 
-def planned(scenario: Scenario, means: Means) -> Planned:
-    """Returns the scenario's best plan; a scenario without a legal plan says which rules stand."""
+def planned(scenario: Scenario, means: Means, fixed: Fixed | None = None) -> Planned:
+    """Returns the scenario's best plan; a scenario without a legal plan says which rules stand.
+
+    Args:
+        fixed: fields that every plan must have, for a shorter search.
+    """
     try:
-        result = search(scenario, means.calibration, 1, progress=means.progress)
+        result = search(scenario, means.calibration, 1, fixed=fixed, progress=means.progress)
     except InputError as error:
         rules = "; ".join(str(v) for v in error.violations)
         return Planned(scenario=scenario, result=None, run=None, rules=rules)

@@ -9,7 +9,7 @@ from flopwright.planner.recommend_answer import (
     assumptions_of,
     bound_by,
 )
-from flopwright.planner.recommend_hunt import Hunt
+from flopwright.planner.recommend_hunt import KEPT, Hunt
 from flopwright.planner.recommend_sizes import (
     DAY_S,
     Goal,
@@ -38,10 +38,14 @@ def fewest_gpus(scenario: Scenario, goal: Goal, means: Means) -> Recommendation:
     """
     every = sizes_of(scenario, goal)
     hunt = Hunt(scenario=scenario, goal=goal, means=means, every=every, sizes=growing(every))
-    nodes = hunt.smallest()
+    if not goal.every_size and least_nodes(scenario, goal) <= max(every):
+        hunt.keep()
+    nodes = hunt.settled(hunt.smallest())
     nodes = hunt.all_below(nodes) if goal.every_size else hunt.left_out_below(nodes)
     if nodes is not None and hunt.state(nodes) == "dear":
         nodes = hunt.cheaper_above(nodes)
+    if nodes is not None:
+        hunt.plan_whole(nodes)
     return _found(hunt, nodes) if nodes is not None else _nothing(hunt)
 
 
@@ -63,6 +67,10 @@ def _judged(hunt: Hunt) -> tuple[str, ...]:
             "sizes whose stages are so uneven that a smaller cluster keeps as many GPUs busy "
             "were left out, but for a few below the answer; of the others, more nodes hold more "
             "and are no slower (--every-size plans them all)"
+        )
+        texts.append(
+            f"on the way, sizes were planned with {', '.join(KEPT)} of the own size's best plan; "
+            "the answer and the next smaller size with every axis free"
         )
     texts.append(f"clusters of up to {plural(max(hunt.every) * cluster.node.gpus, 'GPU')}")
     if cluster.network is None:
@@ -92,7 +100,7 @@ def _found(hunt: Hunt, nodes: int) -> Recommendation:
 
 
 def _nothing(hunt: Hunt) -> Recommendation:
-    planned_rows = [(n, p) for n, p in hunt.tried.items() if p.result is not None]
+    planned_rows = [(n, p) for n, p in hunt.tried.items() if hunt.state(n) != "illegal"]
     gpus = hunt.scenario.cluster.node.gpus
     if not planned_rows:
         missing = _nothing_planned(hunt)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from flopwright.planner.recommend_answer import Attempt, Means, Planned, planned
+from flopwright.planner.recommend_room import lacking, narrowed
 from flopwright.planner.recommend_sizes import (
     DAY_S,
     Goal,
@@ -17,6 +18,7 @@ from flopwright.planner.recommend_sizes import (
     usd_of,
     with_nodes,
 )
+from flopwright.planner.space import Fixed
 from flopwright.planner.whole_run import WholeRun
 from flopwright.spec.scenario import Scenario
 from flopwright.units import plural, show_bytes, show_seconds
@@ -25,16 +27,26 @@ from flopwright.units import plural, show_bytes, show_seconds
 _PATIENCE: Final = 2
 # Sizes left out at first that are tried below the answer.
 _LEFT_OUT_TRIED: Final = 4
+# A step that kept fields make so much too long may be short enough with them free.
+_NEARLY: Final = 1.5
+# What a plan of another size keeps of the own size's best; layout and memory switches are free.
+KEPT: Final = ("tp", "cp", "etp", "micro_batch_size", "zero_stage", "schedule")
 State = Literal["ok", "small", "dear", "illegal"]
 
 
 @dataclass(slots=True)
 class Hunt:
-    """The search over sizes in progress, every size planned once.
+    """The search over sizes in progress.
+
+    Sizes are planned with what the scenario's own best plan keeps (KEPT), which is many times
+    as fast; the answer and the sizes that could take its place are planned again with every
+    axis free. A plan that keeps less is never slower, so what holds still holds.
 
     Attributes:
         every: numbers of nodes that could be planned, with the share of GPUs kept busy.
         sizes: those looked at first, sorted.
+        kept: fields that plans of other sizes keep; {} plans every size with all axes.
+        whole: sizes planned with every axis free.
     """
 
     scenario: Scenario
@@ -43,19 +55,77 @@ class Hunt:
     every: dict[int, float]
     sizes: list[int]
     tried: dict[int, Planned] = field(default_factory=dict)
+    kept: Fixed = field(default_factory=dict)
+    whole: set[int] = field(default_factory=set)
+
+    def keep(self) -> None:
+        """Plans the scenario's own size, whose best plan says what others keep."""
+        best = self.plan_whole(self.scenario.cluster.num_nodes).best
+        if best is not None:
+            self.kept = {name: getattr(best.plan, name) for name in KEPT}
 
     def plan(self, nodes: int) -> Planned:
-        """Returns the best plan on so many nodes, searched once."""
-        if nodes not in self.tried:
-            gpus = plural(nodes * self.scenario.cluster.node.gpus, "GPU")
-            self.means.say(f"planning {gpus}")
-            self.tried[nodes] = planned(with_nodes(self.scenario, nodes), self.means)
+        """Returns the best plan on so many nodes; with every axis free where none is kept.
+
+        Where none of those fits, the lightest plans tell whether any does.
+        """
+        if nodes in self.tried:
+            return self.tried[nodes]
+        if not self.kept:
+            return self.plan_whole(nodes)
+        self._say(nodes, "")
+        scenario = with_nodes(self.scenario, nodes)
+        freer = {name: value for name, value in self.kept.items() if name != "schedule"}
+        for fixed in (self.kept, freer):
+            if lacking(scenario, self.means, fixed).fits:
+                self.tried[nodes] = planned(scenario, self.means, fixed)
+                return self.tried[nodes]
+        lack = lacking(narrowed(scenario, "lightest"), self.means)
+        if lack.fits or lack.rules:
+            return self.plan_whole(nodes)
+        self.tried[nodes] = Planned(
+            scenario=scenario, result=None, run=None, lacks_bytes=lack.missing_bytes
+        )
+        self.whole.add(nodes)
         return self.tried[nodes]
+
+    def plan_whole(self, nodes: int) -> Planned:
+        """Returns the best of all plans on so many nodes."""
+        if nodes not in self.whole:
+            self._say(nodes, ", every plan")
+            self.tried[nodes] = planned(with_nodes(self.scenario, nodes), self.means)
+            self.whole.add(nodes)
+        return self.tried[nodes]
+
+    def _say(self, nodes: int, how: str) -> None:
+        gpus = plural(nodes * self.scenario.cluster.node.gpus, "GPU")
+        self.means.say(f"planning {gpus}{how}")
+
+    def settled(self, nodes: int | None) -> int | None:
+        """Returns the answer once it and the size below it are planned with every axis.
+
+        None stays only where the largest size fails so too.
+        """
+        if not self.sizes:
+            return None
+        if nodes is None:
+            nodes = self.sizes[-1]
+            self.plan_whole(nodes)
+            if self.state(nodes) in ("small", "illegal"):
+                return None
+        for below in reversed([n for n in self.sizes if n < nodes]):
+            self.plan(below)
+            self.plan_whole(below)
+            if self.state(below) == "small":
+                break
+            if self.state(below) != "illegal":
+                nodes = below
+        return nodes
 
     def state(self, nodes: int) -> State:
         """Returns whether a size meets the goal, and if not, on which side it fails."""
         found = self.plan(nodes)
-        if found.result is None:
+        if found.result is None and found.lacks_bytes is None:
             return "illegal"
         if found.run is None or self._late(found.run):
             return "small"
@@ -131,9 +201,18 @@ class Hunt:
         between = [n for n in self.every if failed < n < nodes and n not in self.tried]
         busiest = sorted(between, key=lambda n: n * self.every[n])[-_LEFT_OUT_TRIED:]
         for size in sorted(busiest):
+            if self._nearly(size):
+                self.plan_whole(size)
             if self.state(size) in ("ok", "dear"):
                 return size
         return nodes
+
+    def _nearly(self, nodes: int) -> bool:
+        """Returns whether a size that keeps fields is late by so little that free ones may do."""
+        run, deadline = self.plan(nodes).run, self.goal.deadline_s
+        if run is None or deadline is None or not self._late(run):
+            return False
+        return days_of(run, self.goal.sure) * DAY_S <= _NEARLY * deadline
 
     def all_below(self, nodes: int | None) -> int | None:
         """Returns the first of all sizes that is not too small, each of them planned."""
@@ -164,7 +243,7 @@ class Hunt:
     def attempts(self) -> tuple[Attempt, ...]:
         """Returns every size tried, the smallest first, with why it fails."""
         gpus = self.scenario.cluster.node.gpus
-        rows = [self._attempt(n * gpus, self.tried[n], self.state(n)) for n in sorted(self.tried)]
+        rows = [self._attempt(n, self.tried[n], self.state(n)) for n in sorted(self.tried)]
         least = least_nodes(self.scenario, self.goal)
         if least > 1 and self.goal.deadline_s is not None:
             text = f"up to {plural((least - 1) * gpus, 'GPU')}"
@@ -173,8 +252,8 @@ class Hunt:
             rows.insert(0, below)
         return tuple(rows)
 
-    def _attempt(self, gpus: int, found: Planned, state: State) -> Attempt:
-        run = found.run
+    def _attempt(self, nodes: int, found: Planned, state: State) -> Attempt:
+        run, gpus = found.run, nodes * self.scenario.cluster.node.gpus
         return Attempt(
             value=gpus,
             tried=plural(gpus, "GPU"),
@@ -183,11 +262,12 @@ class Hunt:
             days=None if run is None else run.days,
             usd=None if run is None else run.usd,
             missing_bytes=found.missing_bytes,
+            narrowed=nodes not in self.whole,
         )
 
     def why(self, found: Planned) -> str:
         """Returns in words what a size takes and what it lacks."""
-        if found.result is None:
+        if found.result is None and found.lacks_bytes is None:
             return f"no plan is legal: {found.rules}"
         if found.run is None:
             lack = found.missing_bytes

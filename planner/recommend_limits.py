@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from flopwright.errors import InputError, divisors
-from flopwright.planner.ranking import comfortable
+from flopwright.errors import divisors
 from flopwright.planner.recommend_answer import (
     Attempt,
     Means,
@@ -17,9 +16,8 @@ from flopwright.planner.recommend_answer import (
     bound_by,
     planned,
 )
+from flopwright.planner.recommend_room import Room, room
 from flopwright.planner.recommend_scale import MAX_SCALED_LAYERS, scaled
-from flopwright.planner.search import price
-from flopwright.planner.space import legal_candidates
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import num_active_params, num_params
 from flopwright.spec.scenario import Scenario
@@ -29,51 +27,8 @@ from flopwright.units import plural, show_bytes, show_count
 MAX_CONTEXT: Final = 2**26
 # Contexts are told apart by so many tokens at most, and by a quarter of the scenario's own.
 _CONTEXT_STEP: Final = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Whether some plan of a scenario leaves the memory free that the scenario asks for.
-
-    Attributes:
-        missing_bytes: what the nearest plan lacks of it; 0 where one fits or none is legal.
-        rules: what stands against every plan; "" where some are legal.
-    """
-
-    fits: bool
-    missing_bytes: int = 0
-    rules: str = ""
-
-
-def room(scenario: Scenario, means: Means, *, lightest: bool = True) -> Room:
-    """Returns whether a plan fits with the headroom asked for.
-
-    Args:
-        lightest: price only full recompute and micro-batches of one sequence where the search
-            allows them: those of a layout that need the least memory wherever several are alive.
-    """
-    chosen = _lightest(scenario) if lightest else scenario
-    try:
-        candidates = legal_candidates(chosen)
-    except InputError as error:
-        if chosen != scenario:
-            return room(scenario, means, lightest=False)
-        return Room(fits=False, rules="; ".join(str(v) for v in error.violations))
-    priced = price(chosen, candidates, means.calibration, means.progress)
-    if comfortable(priced, chosen).any():
-        return Room(fits=True)
-    usable = scenario.cluster.node.gpu.hbm_bytes * (1 - scenario.search.memory_headroom)
-    return Room(fits=False, missing_bytes=max(0, round(float(priced.peak_bytes.min()) - usable)))
-
-
-def _lightest(scenario: Scenario) -> Scenario:
-    search = scenario.search
-    update: dict[str, tuple[str, ...] | tuple[int, ...]] = {}
-    if "full" in search.recompute:
-        update["recompute"] = ("full",)
-    if not search.micro_batch_size or 1 in search.micro_batch_size:
-        update["micro_batch_size"] = (1,)
-    return scenario.model_copy(update={"search": search.model_copy(update=update)})
+# So many of the shortest are all told apart, beyond them half as many in each doubling.
+FINE_RUNGS: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +54,44 @@ def longest_context(scenario: Scenario, means: Means) -> Recommendation:
     seq = scenario.workload.seq_len
     step = min(_CONTEXT_STEP, max(1, seq // 4))
     limit = min(MAX_CONTEXT, scenario.workload.total_tokens)
+    own, last = rung_of(max(1, seq // step)), rung_of(max(1, limit // step))
     tokens, known = scenario.workload.tokens_per_step, scenario.model.max_seq_len
     ladder = _Ladder(
         question="longest_context",
-        own=max(1, seq // step),
-        last=max(1, limit // step),
-        at=lambda rung: with_context(scenario, rung * step),
-        value=lambda rung: rung * step,
-        text=lambda rung: f"context {rung * step:,}",
+        own=own,
+        last=last,
+        at=lambda rung: with_context(scenario, steps_of(rung) * step),
+        value=lambda rung: steps_of(rung) * step,
+        text=lambda rung: f"context {steps_of(rung) * step:,}",
         assumptions=(
-            f"contexts are multiples of {step:,} tokens; the batch halves with every doubling, "
+            f"contexts are multiples of {step:,} tokens, beyond {FINE_RUNGS * step:,} a "
+            f"{FINE_RUNGS // 2}th apart; the batch halves with every doubling, "
             f"so that a step holds no more than the scenario's {tokens:,} tokens while it can",
             f"beyond {known:,} positions the model needs a context extension (its own limit)",
         ),
     )
     return _largest(ladder, means)
+
+
+def steps_of(rung: int) -> int:
+    """Returns the multiple of the smallest step that rung 1, 2, ... of contexts stands for.
+
+    Up to FINE_RUNGS each multiple is one; then each doubling has half as many.
+    """
+    half = FINE_RUNGS // 2
+    if rung <= FINE_RUNGS:
+        return rung
+    doublings, beyond = divmod(rung - half, half)
+    return (half + beyond) << doublings
+
+
+def rung_of(steps: int) -> int:
+    """Returns the last rung that stands for at most so many steps."""
+    half = FINE_RUNGS // 2
+    doublings = max(0, steps.bit_length() - FINE_RUNGS.bit_length() + 1)
+    if steps <= FINE_RUNGS:
+        return steps
+    return half * doublings + (steps >> doublings)
 
 
 def with_context(scenario: Scenario, seq_len: int) -> Scenario:
@@ -213,13 +191,7 @@ def _largest(ladder: _Ladder, means: Means) -> Recommendation:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
-    # Every plan is priced at the edge: where little is alive, recompute may not be the lightest.
-    while high <= ladder.last:
-        means.say(f"trying every plan of {ladder.text(high)}")
-        rows[high] = room(ladder.at(high), means, lightest=False)
-        if not rows[high].fits:
-            break
-        low, high = high, high + 1
+    low, high = _with_more_plans(ladder, rows, means, low, high)
     attempts = _attempts(ladder, rows)
     if low == 0:
         return Recommendation(
@@ -249,6 +221,28 @@ def _largest(ladder: _Ladder, means: Means) -> Recommendation:
             *assumptions_of(found),
         ),
     )
+
+
+def _with_more_plans(
+    ladder: _Ladder, rows: dict[int, Room], means: Means, low: int, high: int
+) -> tuple[int, int]:
+    """Returns (largest rung that holds, the next) once more plans are priced from `high` on.
+
+    Where little is alive, or host memory is short, the lightest plans may be others.
+    """
+
+    def holds(rung: int) -> bool:
+        means.say(f"trying {ladder.text(rung)} with more plans")
+        rows[rung] = room(ladder.at(rung), means, "edge")
+        return rows[rung].fits
+
+    end, step = ladder.last + 1, 1
+    while high < end and holds(high):
+        low, high, step = high, min(high + step, end), 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
 
 
 def _bracket(holds: Callable[[int], bool], start: int, last: int) -> tuple[int, int]:

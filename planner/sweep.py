@@ -6,12 +6,14 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
 from flopwright.errors import InputError, Violation
 from flopwright.planner.result import SearchResult
 from flopwright.planner.search import search
 from flopwright.planner.whole_run import whole_run
+from flopwright.simulator.accuracy.named_stacks import scenario_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.spec.base import Spec
 from flopwright.spec.scenario import Scenario
@@ -59,6 +61,7 @@ class SweepRow(Spec):
 
 def plan_point(point: SweepPoint, calibration: Calibration | None = None) -> SweepRow:
     """Returns the row of one point: its best plan, or why it has none."""
+    calibration = calibration or scenario_calibration(point.scenario)
     try:
         result = search(point.scenario, calibration, top_k=1)
     except InputError as error:
@@ -121,6 +124,17 @@ def check_installed(package: str) -> None:
         )
 
 
+def on_stack(point: SweepPoint, stack: str) -> SweepPoint:
+    """Returns the point on another software stack.
+
+    Raises:
+        InputError: no stack of that name.
+    """
+    scenario = point.scenario.model_copy(update={"stack": stack})
+    scenario_calibration(scenario)
+    return replace(point, scenario=scenario)
+
+
 def run_sweep(
     points: Sequence[SweepPoint],
     calibration: Calibration | None = None,
@@ -131,7 +145,7 @@ def run_sweep(
     """Yields rows as points are done, in any order; closing it early ends what still runs.
 
     Args:
-        calibration: None takes each point's GPU's public prior.
+        calibration: None takes what each point's scenario says (its stack).
         jobs: processes; one plans here, without another process, unless Ray is asked for.
 
     Raises:

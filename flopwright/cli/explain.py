@@ -26,7 +26,11 @@ def explain(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Answer every question too.")] = False,
     calibration: Annotated[
-        str | None, typer.Option("--calibration", help="Path or id; default: the GPU's prior.")
+        str | None, typer.Option("--calibration", help="Path or id, instead of a stack.")
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option("--stack", help="Software that runs it; default: as the scenario says."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -39,11 +43,11 @@ def explain(
     """
     from flopwright.cli._console import console_of
     from flopwright.cli._given_plan import check_model
+    from flopwright.cli._priced_by import priced_by
     from flopwright.planner.questions.explained import explain as explained
     from flopwright.planner.questions.explained import plan_of
     from flopwright.planner.questions.registry import QUESTIONS
     from flopwright.planner.questions.registry import question as asked
-    from flopwright.simulator.calibration.files import default_calibration, load_calibration
     from flopwright.spec.load import load_plan, load_scenario
 
     names = list(QUESTIONS) if every else list(dict.fromkeys(question or []))
@@ -54,11 +58,7 @@ def explain(
         plan_file = load_plan(plan)
         check_model(plan, plan_file, scenario, setting)
         given = plan_file.parallel
-    known = (
-        load_calibration(calibration)
-        if calibration is not None
-        else default_calibration(setting.cluster.node.gpu)
-    )
+    known = priced_by(setting, calibration, stack)
     parallel, result = plan_of(setting, given, known)
     whole = explained(setting, parallel, known, result) if every or not questions else None
     answers = [q.answer(setting, parallel, known) for q in questions]

@@ -71,7 +71,11 @@ def recommend(
         bool, typer.Option("--every-size", help="Plan every cluster size, none by bisection.")
     ] = False,
     calibration: Annotated[
-        str | None, typer.Option("--calibration", help="Path or id; default: the GPU's prior.")
+        str | None, typer.Option("--calibration", help="Path or id, instead of a stack.")
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option("--stack", help="Software that runs it; default: as the scenario says."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the recommended scenario here (YAML).")
@@ -111,7 +115,7 @@ def recommend(
         ask = _optimal(compute_optimal, law)
     else:
         ask = _limit(goal, longest_context, largest_batch, largest_model)
-    _run(scenario, ask, calibration, out, as_json)
+    _run(scenario, ask, (calibration, stack), out, as_json)
 
 
 def _limit(
@@ -151,22 +155,18 @@ def _optimal(text: str, law_name: str) -> Callable[[Scenario, Means], Recommenda
 def _run(
     name: str,
     ask: Callable[[Scenario, Means], Recommendation],
-    calibration_name: str | None,
+    named: tuple[str | None, str | None],
     out: Path | None,
     as_json: bool,
 ) -> None:
     from flopwright.cli import _recommend_view as view
     from flopwright.cli._console import console_of
-    from flopwright.simulator.calibration.files import default_calibration, load_calibration
+    from flopwright.cli._priced_by import priced_by
     from flopwright.spec.load import load_scenario
 
     scenario = load_scenario(name)
     _check_out(out)
-    calibration = (
-        load_calibration(calibration_name)
-        if calibration_name is not None
-        else default_calibration(scenario.cluster.node.gpu)
-    )
+    calibration = priced_by(scenario, *named)
     found = view.with_progress(lambda means: ask(scenario, means), calibration, quiet=as_json)
     if out is not None and found.scenario is not None and found.found:
         _write(found, out)

@@ -35,7 +35,11 @@ def sweep(
         BackendChoice, typer.Option("--backend", help="ray: a local or running Ray.")
     ] = BackendChoice.JOBLIB,
     calibration: Annotated[
-        str | None, typer.Option("--calibration", help="Path or id; default: each GPU's prior.")
+        str | None, typer.Option("--calibration", help="Path or id, instead of a stack.")
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option("--stack", help="Software that runs it; default: as the scenario says."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -48,16 +52,19 @@ def sweep(
     Example: flopwright sweep scenario.yaml --out sweep.parquet --jobs 4
     """
     from flopwright.cli._console import console_of
+    from flopwright.cli._priced_by import priced_by
     from flopwright.cli._targets import check_file
-    from flopwright.planner.sweep import check_installed, parquet_bytes, run_sweep
-    from flopwright.simulator.calibration.files import load_calibration, write_atomically
+    from flopwright.planner.sweep import check_installed, on_stack, parquet_bytes, run_sweep
+    from flopwright.simulator.calibration.files import write_atomically
     from flopwright.spec.sweep import load_sweep
 
     check_file("--out", out, ".parquet", "the table is written as Parquet")
     check_installed("pyarrow")
     points = load_sweep(scenario)
-    known = load_calibration(calibration) if calibration is not None else None
-    stream = run_sweep(points, known, jobs=jobs, backend=backend.value)
+    known = [priced_by(points[0].scenario, calibration, stack)] if calibration else []
+    if stack is not None:
+        points = tuple(on_stack(point, stack) for point in points)
+    stream = run_sweep(points, *known, jobs=jobs, backend=backend.value)
     rows, whole = _collect(stream, len(points), quiet=as_json)
     write_atomically(out, parquet_bytes(rows))
     if as_json:
