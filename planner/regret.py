@@ -109,7 +109,7 @@ def tuned_space(run: PublishedRun) -> SearchSpace:
     plan = run.plan
     either = (False, True)
     return SearchSpace(
-        zero_stage=tuple(sorted({1, plan.zero_stage})),  # type: ignore[arg-type]
+        zero_stage=tuple(sorted({1, plan.zero_stage})),
         schedule=("1f1b", "interleaved_1f1b"),
         dp_replicate=tuple(sorted({1, plan.dp_replicate})),
         context_parallel=(plan.context_parallel,),

@@ -91,7 +91,7 @@ class DeepSpeedZero3:
                 hook.remove()
             hooks.clear()
         for parameter in self._names:
-            parameter.register_post_accumulate_grad_hook(self._reducing())  # type: ignore[attr-defined]
+            parameter.register_post_accumulate_grad_hook(self._reducing())  # type: ignore[no-untyped-call]
 
     def _reducing(self) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:

@@ -25,7 +25,7 @@ def test_the_id_of_a_stack_on_a_prior_finds_it_again(stack: str) -> None:
 
 def test_an_id_of_another_processor_is_refused() -> None:
     scenario = load_scenario(K2)
-    with pytest.raises(InputError, match="neither a .yaml or .json file nor the id"):
+    with pytest.raises(InputError, match="nor the id of a calibration"):
         calibration_by_name(scenario, "prior-a100_sxm_80gb+megatron_bridge-25.11-moe")
 
 
