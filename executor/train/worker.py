@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
+import json
 import os
 import signal
 import sys
@@ -19,7 +21,7 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 
-from flopwright.errors import InputError
+from flopwright.errors import InputError, Violation
 from flopwright.executor.data.batches import Dataset, open_dataset
 from flopwright.executor.data.prepare import prepare
 from flopwright.executor.launch.checks import LaunchOptions, check_request, run_folder_rules
@@ -38,7 +40,7 @@ from flopwright.executor.launch.request import (
     read_request,
     write_json,
 )
-from flopwright.executor.parallel.groups import GroupRegistry
+from flopwright.executor.parallel.groups import Group, GroupRegistry, gather_bytes
 from flopwright.executor.train.evaluate import held_out_loss
 from flopwright.executor.train.failure import report_failure
 from flopwright.executor.train.results import (
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         request = _request(parsed, out_dir)
         device = _join(request)
+        _agree(request, device)
         # a run that the launcher started is shown by the launcher
         show = _ignore if parsed.request else progress_lines(_print)
         run(request, out_dir, device, show)
@@ -175,6 +178,32 @@ def _join(request: RunRequest) -> torch.device:
         return device
     dist.init_process_group("gloo", timeout=timeout)
     return torch.device("cpu")
+
+
+def _agree(request: RunRequest, device: torch.device) -> None:
+    """Ends every rank where they were not all started for the same thing."""
+    needed, ranks = request.entries[0].plan.parallel.world_size, dist.get_world_size()
+    if needed != ranks:
+        raise InputError(
+            Violation(
+                field="parallel.world_size",
+                value=str(needed),
+                rule=f"the plan needs {needed} ranks and {ranks} were started",
+                nearest_fix=f"start {needed}, or make a plan for {ranks} ranks",
+            )
+        )
+    mine = hashlib.sha256(json.dumps(request.to_data(), sort_keys=True).encode()).digest()
+    world = Group(tuple(range(ranks)), dist.get_rank(), dist.group.WORLD)
+    found = gather_bytes(mine, world, device)
+    others = [str(rank) for rank, digest in enumerate(found) if digest != found[0]]
+    if others:
+        raise InputError(
+            Violation(
+                rule=f"ranks {', '.join(others)} were started with another plan or other "
+                "options than rank 0",
+                nearest_fix="give every rank the same files and options",
+            )
+        )
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

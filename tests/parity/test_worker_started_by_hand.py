@@ -30,6 +30,18 @@ if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RUN_ID"):
     trial.Trial.run_step = faulty
 """
 
+# Rank 1 is given another seed.
+OTHER = """
+import argparse, os
+if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RUN_ID"):
+    parse_args = argparse.ArgumentParser.parse_args
+    def other(self, *args, **options):
+        parsed = parse_args(self, *args, **options)
+        parsed.seed = 5
+        return parsed
+    argparse.ArgumentParser.parse_args = other
+"""
+
 
 def write_plan(folder: Path, **axes: Any) -> None:
     scenario = load_scenario("kimi_k2_mini_2cpu_fp32")
@@ -86,19 +98,21 @@ def test_progress_is_shown_and_a_second_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_refused_plan_is_told_with_every_violation(tmp_path: Path) -> None:
-    write_plan(tmp_path, dp_shard=2, zero_stage=2, recompute="full")
+    write_plan(tmp_path, dp_shard=2, zero_stage=2, data_parallel="none", optimizer_offload=True)
     done = start(tmp_path)
     assert done.returncode != 0
     said = said_by_ranks(done.stderr)
     begin = said.index("2 problems with the input:")
     assert [line.strip().partition(": ")[2] for line in said[begin + 1 : begin + 3]] == [
-        "parallel.zero_stage (2): this executor does not run it; use 0 or 1",
-        "parallel.recompute (full): this executor does not run it; use none",
+        "parallel.data_parallel (none): this executor does not run it; use deepspeed or fsdp2, "
+        "or zero_stage 0",
+        "parallel.gradient_offload (false): this executor does not run it; use true: sums of "
+        "gradients stand where their optimizer runs",
     ]
     assert said[begin + 3 :] == ["more in run/errors"]
     # torchrun's report, which comes last, names the cause too
     report = done.stderr[done.stderr.index("Root Cause") :]
-    assert "parallel.zero_stage (2)" in report
+    assert "parallel.data_parallel (none)" in report
     assert "exitcode  : 2" in report
     assert list((tmp_path / "run" / "errors").iterdir())
 
@@ -137,3 +151,17 @@ def test_the_rank_that_failed_is_named(
     said = said_by_ranks(done.stderr)
     assert not any("rank 0 failed" in line for line in said), said
     assert not any("Traceback" in line for line in said), said
+
+
+def test_ranks_with_different_plans_do_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on two nodes of which one has an older file."""
+    write_plan(tmp_path, pp=2)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(OTHER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    done = start(tmp_path)
+    assert done.returncode != 0
+    assert "ranks 1 were started with another plan or other options than rank 0" in done.stderr
+    assert not (tmp_path / "run" / "steps.jsonl").exists()

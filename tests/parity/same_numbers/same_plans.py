@@ -71,7 +71,7 @@ TWO_RANKS: Final = (
     Row(
         "dp2 zero2 host",
         "optimizer on the host",
-        DP2 | {"zero_stage": 2, "optimizer_offload": True},
+        DP2 | {"zero_stage": 2, "optimizer_offload": True, "gradient_offload": True},
         modes="bc",
     ),
     Row("dp2 zero1 muonclip", "zero1", DP2 | {"zero_stage": 1}, "k2", "muonclip", "b"),

@@ -28,6 +28,7 @@ from torch import Tensor
 from flopwright.executor.checkpoint.load import load_full
 from flopwright.executor.data.tokenizer import train_characters
 from flopwright.executor.launch.request import RunEntry
+from flopwright.executor.launch.supported import unsupported
 from flopwright.executor.parallel.groups import GroupRegistry, gather_bytes
 from flopwright.executor.train.results import save_checkpoint
 from flopwright.executor.train.trial import Trial, start_trial
@@ -137,10 +138,10 @@ def compare(
     reference = read_reference(folders[0], row, dtype)
     spec = scenario(row.model, row.optimizer, dtype, row.world_size)
     plan = ParallelPlan(micro_batch_size=MICRO_BATCH, **row.plan)
-    violations = plan_violations(plan, spec)
-    assert not violations, (row.name, violations)
     name = f"{row.name} {mode}".replace(" ", "-")
     entry = RunEntry(name=name, plan=make_plan_file(spec, plan, name))
+    violations = [*plan_violations(plan, spec), *unsupported(entry.plan)]
+    assert not violations, (row.name, violations)
     began = time.perf_counter()
     trial = start_trial(entry, spec.workload, dataset(spec.workload), registry, CPU)
     routing = Routing(trial, reference, replay=mode == "b") if row.model == "k2" else None

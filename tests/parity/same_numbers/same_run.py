@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from same_plans import QUICK_STEPS, STEPS
+from same_plans import FREE_STEPS, QUICK_STEPS, STEPS
 
 HERE: Final = Path(__file__).parent
 WORLDS: Final = (1, 2, 4)
@@ -43,7 +43,7 @@ def run_world(world: int, folder: Path, *, everything: bool) -> list[dict[str, A
 
 def write_references(folder: Path, *, everything: bool) -> None:
     """Trains the single process."""
-    steps = STEPS if everything else QUICK_STEPS
+    steps = STEPS if everything else max(QUICK_STEPS, FREE_STEPS)
     program = [sys.executable, str(HERE / "same_reference.py"), str(folder), str(steps)]
     _run(program, {**os.environ, "OMP_NUM_THREADS": "1"})
 
