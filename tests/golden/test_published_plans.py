@@ -29,14 +29,14 @@ def test_deepseek_v3_takes_the_published_gpu_hours_within_a_tenth() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [K2, V3, LLAMA])
-def test_a_published_plan_fits_and_every_better_one_has_its_reason(name: str) -> None:
+@pytest.mark.parametrize(("name", "least"), [(K2, 100_000), (V3, 100_000), (LLAMA, 40_000)])
+def test_a_published_plan_fits_and_every_better_one_has_its_reason(name: str, least: int) -> None:
     done = CliRunner().invoke(app, ["plan", name, "--published", "--top", "1", "--json"])
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     (found,) = data["also"]
     assert data["result"]["proved"]
-    assert data["result"]["candidates"] >= 80_000
+    assert data["result"]["candidates"] >= least
     assert found["fits"]
     assert found["proved"]
     assert len(found["prediction"]["metrics"]["memory_bytes"]) == 16
