@@ -36,8 +36,9 @@ from flopwright.spec.base import Spec
 from flopwright.spec.scenario import Scenario
 from flopwright.units import show_bytes, show_seconds
 
-# Plans of one layout that are replayed, at most, to see whether it is better.
-_MOST_TRIES: Final = 8
+# Rounds in which one plan of each open layout is replayed; in the last one all that are open.
+_MOST_TRIES: Final = 5
+_MOST_REPLAYS: Final = 4096
 # Seconds below this share of the step are no reason.
 _NOTICEABLE: Final = 0.002
 _REASONS: Final = 3
@@ -186,14 +187,18 @@ def _better_layouts(
     left = left[np.argsort(bound[left], kind="stable")]
     ids = layout_ids(priced.candidates)
     found: dict[int, tuple[float, float]] = {}
-    for _ in range(_MOST_TRIES):
+    for attempt in range(_MOST_TRIES):
         if not len(left):
             return found, True
         _, first = np.unique(ids[left], return_index=True)
         chosen = left[np.sort(first)]
+        if attempt == _MOST_TRIES - 1:
+            chosen = left[:_MOST_REPLAYS]  # what is still open is replayed as a whole
         exact = replayed_step_times(scenario, priced.candidates.take(chosen), calibration)
         values = objective_value(select(priced, chosen, exact), scenario)
-        won = values < value
+        won = np.flatnonzero(values < value)
+        _, best = np.unique(ids[chosen[won]], return_index=True)
+        won = won[best]
         found |= {
             int(i): (float(v), float(s))
             for i, v, s in zip(chosen[won], values[won], exact[won], strict=True)
