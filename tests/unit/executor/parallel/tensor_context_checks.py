@@ -193,6 +193,9 @@ def check(name: str, plan: ParallelPlan, registry: GroupRegistry) -> dict[str, A
         "loads": loads_equal(chunks, loads, groups, plan),
         "sent": [f"{k}: {n}" for k, n in sent(events).items()],
         "priced": [f"{k}: {n}" for k, n in priced(spec, plan, groups, dtype).items()],
+        # Last, because its forward pass counts loads too.
+        "kept": kept_bytes(chunks, sharing, batch_of(sharing, mine[0])) if plan.pp == 1 else 0,
+        "kept_priced": priced_bytes(spec, shape_of(plan, dtype)) if plan.pp == 1 else 0,
     }
 
 
@@ -325,6 +328,39 @@ def joined_again(
         yield torch.equal(joined_tensor(parameter.detach(), params[name], groups), whole)
 
 
+def kept_bytes(chunks: dict[int, Stage], sharing: Sharing, batch: MicroBatch) -> int:
+    """Returns the bytes of storages saved for the backward pass of a micro-batch, each once."""
+    (stage,) = chunks.values()
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        seen[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        value = stage.loss(stage(batch.tokens), batch.targets)
+    for tensor in (*stage.parameters(), *stage.buffers(), *stage.constants()):
+        seen.pop(tensor.untyped_storage()._cdata, None)
+    del value
+    return sum(seen.values())
+
+
+def priced_bytes(spec: ModelSpec, shape: ShardShape) -> int:
+    """Returns the same from the rows of the cost tables."""
+    layers = range(-1, spec.num_layers + 1)
+    return sum(int(layer_cost(spec, n, shape).lives.bytes.sum()) for n in layers)
+
+
+def shape_of(plan: ParallelPlan, dtype: torch.dtype) -> ShardShape:
+    """Returns what the cost tables need to know of a plan."""
+    return ShardShape(
+        micro_batch_size=plan.micro_batch_size, seq_len=SEQ, tp=plan.tp, ep=plan.ep, cp=plan.cp,
+        dtype={t: n for n, t in NARROW.items()}.get(dtype, "fp64"), etp=plan.etp,
+        sequence_parallel=plan.sequence_parallel, ulysses=plan.context_parallel == "ulysses",
+    )  # fmt: skip
+
+
 def shake_vectors_(
     chunks: dict[int, Stage], reference: dict[str, Any], sharing: Sharing, spec: ModelSpec
 ) -> None:
@@ -353,12 +389,7 @@ def priced(
     spec: ModelSpec, plan: ParallelPlan, groups: Groups, dtype: torch.dtype
 ) -> Counter[str]:
     """Returns the same from the rows of the cost tables; a ring is a gather in several hops."""
-    shape = ShardShape(
-        micro_batch_size=plan.micro_batch_size, seq_len=SEQ, tp=plan.tp, ep=plan.ep, cp=plan.cp,
-        dtype={t: n for n, t in NARROW.items()}.get(dtype, "fp64"), etp=plan.etp,
-        sequence_parallel=plan.sequence_parallel,
-        ulysses=plan.context_parallel == "ulysses",
-    )  # fmt: skip
+    shape = shape_of(plan, dtype)
     index = groups.coordinates["pp"]
     layers = [*plan.stage_layers(spec.num_layers)[index]]
     layers += [-1] * (index == 0) + [spec.num_layers] * (index == plan.pp - 1)
