@@ -17,8 +17,9 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.checkpoint import checkpoint
 
 from flopwright.models.optim.adamw.module import build_optimizer
+from flopwright.models.saving import Saver, SavingPolicy
 from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
-from flopwright.plan.parallel import ParallelPlan
+from flopwright.plan.parallel import SELECTIVE_TAGS, ParallelPlan
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.evaluate import evaluate
 from flopwright.spec.load import load_model, load_scenario
@@ -166,13 +167,45 @@ def _checkpointed(stage: Stage, tokens: Tensor) -> Tensor:
     return stage.head(x)
 
 
+def _regions(policy: SavingPolicy) -> Callable[[Stage, Tensor], Tensor]:
+    def forward(stage: Stage, tokens: Tensor) -> Tensor:
+        with Saver(policy).forward():
+            return stage(tokens)
+
+    return forward
+
+
+@pytest.mark.parametrize("by", [_checkpointed, _regions(SavingPolicy(recompute="full"))])
 @pytest.mark.parametrize(
     "name", ["mla_moe", "gqa", "gqa_small_vocabulary", "gpt_small_vocabulary"]
 )
-def test_peak_of_a_step_with_full_recompute(name: str) -> None:
+def test_peak_of_a_step_with_full_recompute(
+    name: str, by: Callable[[Stage, Tensor], Tensor]
+) -> None:
     spec = SPECS[name]
-    after, peak, _ = _track(spec, "fp32", _checkpointed)
+    after, peak, _ = _track(spec, "fp32", by)
     priced = _priced(spec, "fp32", ParallelPlan(micro_batch_size=BATCH, recompute="full"))
+    assert priced["activations"] == pytest.approx(after["Activation"], rel=0.01)
+    tensors = sum(v for k, v in priced.items() if k != "reserved")
+    assert tensors == pytest.approx(peak["Total"], rel=0.01)
+
+
+KIMI = ("norm", "swiglu", "mla_up", "moe_down")
+
+
+@pytest.mark.parametrize(
+    ("name", "tags"),
+    [
+        *[(name, tags) for name in ("mla_moe", "gqa") for tags in ((), ("swiglu",), KIMI)],
+        ("gqa_small_vocabulary", ("swiglu",)),
+    ],
+)
+def test_peak_of_a_step_with_selective_recompute(name: str, tags: tuple[str, ...]) -> None:
+    spec = SPECS[name]
+    policy = SavingPolicy(recompute="selective", groups=frozenset(tags) or SELECTIVE_TAGS)
+    after, peak, _ = _track(spec, "fp32", _regions(policy))
+    plan = ParallelPlan(micro_batch_size=BATCH, recompute="selective", recompute_tags=tags)
+    priced = _priced(spec, "fp32", plan)
     assert priced["activations"] == pytest.approx(after["Activation"], rel=0.01)
     tensors = sum(v for k, v in priced.items() if k != "reserved")
     assert tensors == pytest.approx(peak["Total"], rel=0.01)
