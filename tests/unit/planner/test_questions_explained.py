@@ -12,7 +12,9 @@ from flopwright.planner.questions.neighbours import neighbours
 from flopwright.planner.questions.replan import with_hbm
 from flopwright.planner.search import search
 from flopwright.simulator.calibration.files import default_calibration
+from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.training.predict import predict
+from flopwright.spec.cluster import LinkSpec
 from flopwright.spec.load import load_cluster, load_model, load_scenario
 from flopwright.spec.scenario import Scenario, SearchSpace
 from flopwright.spec.workload import Precision
@@ -146,3 +148,40 @@ def test_a_plan_that_breaks_rules_is_refused_with_all_of_them() -> None:
     with pytest.raises(InputError) as caught:
         plan_of(SCENARIO, ParallelPlan(tp=3, dp_shard=7), CALIBRATION)
     assert len(caught.value.violations) >= 2
+
+
+def test_every_sensitivity_is_the_difference_of_two_plans_across_nodes() -> None:
+    """Network, host link and launch floor too: two predictions of the same plan, by hand."""
+    cluster = load_cluster("64_h100").model_copy(update={"num_nodes": 2})
+    scenario = SCENARIO.model_copy(update={"cluster": cluster})
+    plan = ParallelPlan(
+        tp=2, dp_shard=8, zero_stage=1, micro_batch_size=2, activation_offload=True
+    )
+    found = {f.role: f.gain for f in explain(scenario, plan, CALIBRATION).faster}
+
+    def seconds(calibration: Calibration = CALIBRATION, **changes: object) -> float:
+        changed = cluster.model_copy(update=changes)
+        at = scenario.model_copy(update={"cluster": changed})
+        return predict(at, plan, calibration, whole_trace=False)[0].metrics.step_time_s
+
+    def wider(link: LinkSpec | None) -> LinkSpec:
+        assert link is not None
+        quick = {"bytes_per_s": 1.1 * link.bytes_per_s, "latency_s": link.latency_s / 1.1}
+        return link.model_copy(update=quick)
+
+    node, base = cluster.node, seconds()
+    by_hand = {
+        "network": seconds(network=wider(cluster.network)),
+        "node link": seconds(node=node.model_copy(update={"link": wider(node.link)})),
+        "host link": seconds(node=node.model_copy(update={"host_link": wider(node.host_link)})),
+    }
+    curves = tuple(c.model_copy(update={"floor_s": c.floor_s / 1.1}) for c in CALIBRATION.curves)
+    floors = CALIBRATION.model_copy(
+        update={"curves": curves, "host_floor_s": CALIBRATION.host_floor_s / 1.1}
+    )
+    gpu = node.gpu.model_copy(update={"launch_floor_s": node.gpu.launch_floor_s / 1.1})
+    by_hand["launch floor"] = seconds(floors, node=node.model_copy(update={"gpu": gpu}))
+    for role, step_s in by_hand.items():
+        assert found[role] == pytest.approx(1 - step_s / base, rel=0.02, abs=1e-9), role
+    assert found["network"] > 0
+    assert found["host link"] > 0
