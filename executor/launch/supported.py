@@ -70,9 +70,6 @@ def _deepspeed_rules(plan: PlanFile) -> Iterable[_Rule]:
     yield ("parallel.zero_stage", apart, "3, with experts on ranks of their own", fix)
     chunks = zero == 3 and p.num_chunks > 1
     yield ("parallel.zero_stage", chunks, "3, with several chunks", "use fsdp2, or vpp 1")
-    again = zero == 3 and p.recompute == "full"
-    fix = "use fsdp2, or selective: DeepSpeed's stage 3 has let go of a layer that runs again"
-    yield ("parallel.recompute", again, "full, with DeepSpeed's ZeRO-3", fix)
 
 
 def _host_rules(plan: PlanFile) -> Iterable[_Rule]:

@@ -86,7 +86,6 @@ def test_too_many_ranks_are_refused_with_what_was_found(tmp_path: Path, mini: Sc
         ("parallel.zero_stage", 2, {"dp_shard": 2, "ep": 2, "zero_stage": 3}),
         ("parallel.data_parallel", 2, {"dp_shard": 2, "zero_stage": 1, "data_parallel": "none"}),
         ("parallel.dp_replicate", 2, {"dp_replicate": 2, "zero_stage": 1}),
-        ("parallel.recompute", 2, {"dp_shard": 2, "zero_stage": 3, "recompute": "full"}),
     ],
 )
 def test_what_is_not_run_is_refused_by_name(
@@ -101,10 +100,11 @@ def test_every_plan_field_is_run_or_refused() -> None:
     """A new field of ParallelPlan has to be thought of here before it can be ignored."""
     whole = {"dp_shard", "pp", "vpp", "schedule", "ep", "etp", "micro_batch_size"}
     whole |= {"layers_per_stage", "context_parallel", "recompute_tags", "recompute_layers"}
+    whole |= {"recompute"}
     whole |= {"fp8_activations", "activation_offload", "optimizer_offload"}
     # Some values of these, or beside other fields, are refused.
     partly = {"tp", "cp", "sequence_parallel", "dp_replicate", "zero_stage", "data_parallel"}
-    partly |= {"recompute", "gradient_offload", "parameter_offload"}
+    partly |= {"gradient_offload", "parameter_offload"}
     assert set(ParallelPlan.model_fields) == whole | partly
 
 
@@ -193,10 +193,10 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path, mini: Scenario
 
 
 def test_everything_wrong_is_said_at_once(tmp_path: Path, mini: Scenario) -> None:
-    plan = write(tmp_path, wide(mini, 40), dp_shard=8, tp=5, zero_stage=3, recompute="full")
+    plan = write(tmp_path, wide(mini, 40), dp_shard=8, tp=5)
     options = LaunchOptions(text=tmp_path / "nothing", names=("a", "b"))
     message = refusal([plan], out=tmp_path, options=options)
-    for part in ("parallel.tp", "parallel.recompute", "world_size", "--text", "--name", "--out"):
+    for part in ("parallel.tp", "world_size", "--text", "--name", "--out"):
         assert part in message
 
 

@@ -155,9 +155,7 @@ def test_what_a_data_parallel_library_cannot_do_is_refused_by_name(plan: PlanFil
         assert replicated == ["parallel.dp_replicate"]
     assert _refused(plan, zero_stage=3, ep=2) == ["parallel.zero_stage"]
     assert not _refused(plan, zero_stage=2, ep=2)
-    assert _refused(plan, zero_stage=3, recompute="full") == ["parallel.recompute"]
-    assert not _refused(plan, zero_stage=3, recompute="selective")
-    assert not _refused(plan, zero_stage=3, recompute="full", **fsdp2)
+    assert not _refused(plan, zero_stage=3, recompute="full")
 
 
 def test_parts_stand_on_the_host_together(plan: PlanFile) -> None:
