@@ -115,28 +115,29 @@ def test_every_tensor_comes_out_under_its_name(results: Results) -> None:
 
 def test_stages_cut_what_they_say(results: Results) -> None:
     """The bytes of the plainest cases, by hand; shards may be padded by a few numbers."""
-    if len(results) > 2:
-        pytest.skip("two ranks show it")
     found = results[0]
-    numel = found["none"]["numel"]
-    half = numel / 2
+    numel = next(iter(found.values()))["numel"]
+    part = numel / len(results)
     expected = {  # weights, gradients, optimizer state
         "none": (8 * numel, 8 * numel, 16 * numel),
         "none bf16": (2 * numel, 4 * numel, 12 * numel),
-        "deepspeed zero1": (4 * numel, 4 * numel, 8 * half),
+        "deepspeed zero1": (4 * numel, 4 * numel, 8 * part),
         "deepspeed zero1 host": (4 * numel, 4 * numel, 0),
-        "deepspeed zero2": (4 * numel, 4 * half, 8 * half),
-        "deepspeed zero2 bf16": (2 * numel, 4 * half, 12 * half),
-        "deepspeed zero3": (4 * half, 4 * half, 8 * half),
-        "deepspeed zero3 bf16": (2 * half, 4 * half, 12 * half),
+        "deepspeed zero2": (4 * numel, 4 * part, 8 * part),
+        "deepspeed zero2 bf16": (2 * numel, 4 * part, 12 * part),
+        "deepspeed zero3": (4 * part, 4 * part, 8 * part),
+        "deepspeed zero3 bf16": (2 * part, 4 * part, 12 * part),
         "deepspeed zero3 host": (0, 0, 0),
-        "fsdp2 zero1": (8 * (numel + half), 8 * numel, 16 * half),
-        "fsdp2 zero1 bf16": (2 * numel, 4 * numel, 12 * half),
-        "fsdp2 zero2 bf16": (2 * numel, 4 * half, 12 * half),
-        "fsdp2 zero3": (8 * half, 8 * half, 16 * half),
+        "fsdp2 zero1": (8 * (numel + part), 8 * numel, 16 * part),
+        "fsdp2 zero1 bf16": (2 * numel, 4 * numel, 12 * part),
+        "fsdp2 zero2 bf16": (2 * numel, 4 * part, 12 * part),
+        "fsdp2 zero3": (8 * part, 8 * part, 16 * part),
         "fsdp2 zero3 host": (0, 0, 0),
     }
+    assert expected.keys() & found.keys()
     for name, sizes in expected.items():
+        if name not in found:
+            continue
         memory = found[name]["memory"]
         for cls, size in zip(("weight", "gradient", "optimizer"), sizes, strict=True):
             assert size <= memory[cls] <= 1.03 * size, (name, cls)
