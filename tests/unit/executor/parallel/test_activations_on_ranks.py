@@ -161,10 +161,11 @@ def test_exchanges_repeat_as_the_rows_say(ranks: list[Rank]) -> None:
             assert sent["ep_dispatch_grad"] == sent["ep_combine_grad"] == 1, name
 
 
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(2, marks=pytest.mark.slow)], indirect=True, scope="module"
+)
 def test_bytes_of_an_expert_parallel_rank(ranks: list[Rank]) -> None:
     """Rows arrive unevenly: what is kept lies between the rows' figures for fewest and most."""
-    if len(ranks) == 1:
-        pytest.skip("nothing travels")
     plans = {n: _plan(n, 2) for n in ranks[0] if n.startswith("ep2")}
     for name, plan in plans.items():
         found = np.array([rank[name]["peak_bytes"] for rank in ranks], float)
