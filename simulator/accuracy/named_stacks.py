@@ -75,7 +75,7 @@ def calibration_by_name(scenario: Scenario, path_or_id: str) -> Calibration:
     """
     _, plus, label = path_or_id.partition("+")
     if plus and not Path(path_or_id).suffix.endswith(("yaml", "json")):
-        stack = re.sub(r"-(dense|moe)(-graphs)?(-composed)?$", r"\2", label)
+        stack = re.sub(r"(-undated)?-(dense|moe)(-graphs)?(-composed)?$", r"\3", label)
         if stack in stack_names():
             found = scenario_calibration(scenario, stack)
             if found.id == path_or_id:

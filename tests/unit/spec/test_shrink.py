@@ -17,7 +17,12 @@ from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec
 from flopwright.spec.parameters import num_params, parameters
 
 RELEASED = [n for n in catalog_names(MODEL_CATALOG) if not n.startswith("gpt_")]
-NAMES = [*RELEASED, "gpt_h2304_l24", "gpt_h14336_l70_a112_v251k"]
+# Multi-token prediction is priced and has no module yet.
+NAMES = [
+    name
+    for name in (*RELEASED, "gpt_h2304_l24", "gpt_h14336_l70_a112_v251k")
+    if not load_model(name).mtp_layers
+]
 
 
 def kept(small: ModelSpec, spec: ModelSpec) -> None:

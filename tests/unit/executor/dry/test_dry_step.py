@@ -206,7 +206,9 @@ def test_what_no_list_tells_is_refused(
 @pytest.mark.slow
 def test_every_role_in_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _written(_plan(**EXPERTS, batch=6), tmp_path)
-    assert main(["run", path, "--dry", "--rank", "all-roles", "--json"]) in {0, None}
+    with pytest.raises(SystemExit) as ended:
+        main(["run", path, "--dry", "--rank", "all-roles", "--json"])
+    assert not ended.value.code
     roles = json.loads(capsys.readouterr().out)[0]["roles"]
     assert len(roles) == 2 * 8
     assert sum(r["whole_step"] for r in roles) == 2

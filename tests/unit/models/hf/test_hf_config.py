@@ -365,7 +365,11 @@ def test_the_name_comes_from_the_folder_or_the_config(tmp_path: Path) -> None:
     assert model_from_hf_config(LLAMA).name == "llama"
 
 
-@pytest.mark.parametrize("name", catalog_names(MODEL_CATALOG))
+# A config.json cannot say multi-token prediction (refused by name).
+SAID = [name for name in catalog_names(MODEL_CATALOG) if not load_model(name).mtp_layers]
+
+
+@pytest.mark.parametrize("name", SAID)
 def test_every_catalog_model_goes_to_a_config_and_back(name: str) -> None:
     spec = load_model(name)
     config = json.loads(json.dumps(hf_config(spec)))

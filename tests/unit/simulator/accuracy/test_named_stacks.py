@@ -30,7 +30,9 @@ def test_an_id_of_another_processor_is_refused() -> None:
 
 
 def test_a_scenario_is_priced_under_a_stack_on_gpus_and_by_the_prior_alone_on_cpus() -> None:
-    assert DEFAULT_STACK in scenario_calibration(load_scenario(K2)).id
+    k2 = load_scenario(K2)
+    assert DEFAULT_STACK in scenario_calibration(k2.model_copy(update={"stack": ""})).id
+    assert "+other" in scenario_calibration(k2).id
     assert scenario_calibration(load_scenario("kimi_k2_mini_2cpu_fp32")).id == "prior-cpu"
 
 
