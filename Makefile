@@ -19,8 +19,8 @@ install: ## make .venv and install everything (CPU build of torch where there is
 demo: install ## the whole loop: plan K2, run a mini K2 under three plans, calibrate, compare
 	@$(PY) -m flopwright demo
 
-test: install ## all tests (skips, by name, what needs a service that is not here)
-	@$(PY) -m pytest
+test: install ## all tests, in two processes (skips, by name, what needs a service that is not here)
+	@$(PY) -m pytest -n 2 --dist loadfile
 
 test-fast: install ## the tests for your own loop: under 3 minutes
 	@$(PY) -m pytest -m "not slow and not network" -q -n 2 --dist loadfile
