@@ -62,6 +62,7 @@ def test_every_role_is_the_simulators(name: str, tmp_path: Path) -> None:
     for role in roles:
         predicted, recorded = role["predicted"], role["recorded"]
         assert predicted["traffic"] == recorded["traffic"]
-        assert recorded["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.01)
+        if role["whole_step"]:  # a short one never fills the pipeline (docs/dry_run.md)
+            assert recorded["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.01)
     # the largest of the processes that ever ran below this one, for each core one
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 6 * GIB
