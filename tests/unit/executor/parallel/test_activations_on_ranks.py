@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import activation_checks as checks
 import numpy as np
 import pytest
+from launched_ranks import run_ranks
 
 from flopwright.models.transformer.cost import layer_cost
 from flopwright.ops import ShardShape
@@ -32,21 +29,7 @@ WHOLE = {"1f1b", "gpipe", "interleaved_1f1b"}
 @pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> list[Rank]:
     world, folder = request.param, tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(world), str(rank), str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    outputs = [p.communicate(timeout=600)[0] for p in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
-    return [json.loads((folder / f"rank-{r}.json").read_text()) for r in range(world)]
+    return run_ranks(PROGRAM, world, folder)
 
 
 def _plan(name: str, world: int) -> ParallelPlan:

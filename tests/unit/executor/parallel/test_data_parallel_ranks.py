@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from launched_ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 PROGRAM: Final = Path(__file__).with_name("data_parallel_checks.py")
@@ -38,30 +35,7 @@ Results = list[dict[str, Any]]
 @pytest.fixture(scope="module", params=[2, 4])
 def results(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Results:
     world, folder = request.param, tmp_path_factory.mktemp("data_parallel")
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_COMPILE_DISABLE": "1",
-        # DeepSpeed asks these when it adopts the process group.
-        "MASTER_ADDR": "127.0.0.1",
-        "WORLD_SIZE": str(world),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(world), str(rank), str(folder)],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
-    for rank, output in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, output[-4000:]
-    return [json.loads((folder / f"rank-{r}.json").read_text()) for r in range(world)]
+    return run_ranks(PROGRAM, world, folder)
 
 
 def cases(results: Results, *words: str) -> list[tuple[str, dict[str, Any]]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launched_ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("muon_rank_checks.py")
@@ -19,35 +16,9 @@ EXPERT_NUMBERS = 4 * 12 * 5 + 4 * 5 * 6
 CUT_BY_TP = 6 * 16 + 20 * 4 + EXPERT_NUMBERS
 
 
-def run_ranks(world: int, folder: Path) -> list[dict[str, Any]]:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_COMPILE_DISABLE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "WORLD_SIZE": str(world),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(world), str(rank), str(folder)],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
-    for rank, output in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, output[-4000:]
-    return [json.loads((folder / f"rank-{r}.json").read_text()) for r in range(world)]
-
-
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def results(request: pytest.FixtureRequest, tmp_path_factory: Any) -> list[dict[str, Any]]:
-    return run_ranks(request.param, tmp_path_factory.mktemp("muon"))
+    return run_ranks(PROGRAM, request.param, tmp_path_factory.mktemp("muon"))
 
 
 def updates(rank: dict[str, Any]) -> dict[str, Any]:

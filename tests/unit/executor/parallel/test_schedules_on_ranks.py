@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from launched_ranks import run_ranks
 
 from flopwright.plan.schedules.placement import ScheduleName
 
@@ -21,21 +18,7 @@ Rank = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> list[Rank]:
     world, folder = request.param, tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(world), str(rank), str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    outputs = [p.communicate(timeout=600)[0] for p in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-4000:]
-    return [json.loads((folder / f"rank-{r}.json").read_text()) for r in range(world)]
+    return run_ranks(PROGRAM, world, folder)
 
 
 def test_every_schedule_is_run(ranks: list[Rank]) -> None:

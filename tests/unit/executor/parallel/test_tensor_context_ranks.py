@@ -5,14 +5,11 @@ Each plan against the whole model in one process: tensor_context_checks.py.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launched_ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("tensor_context_checks.py")
@@ -21,35 +18,9 @@ PROGRAM = Path(__file__).with_name("tensor_context_checks.py")
 BOUNDS = {"bf16": (1e-3, 5e-2, 5e-3), "fp32": (1e-6, 1e-5, 1e-6), "": (1e-12, 1e-9, 1e-12)}
 
 
-def run_ranks(world: int, folder: Path) -> list[dict[str, Any]]:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_COMPILE_DISABLE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "WORLD_SIZE": str(world),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(world), str(rank), str(folder)],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
-    for rank, output in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, output[-4000:]
-    return [json.loads((folder / f"rank-{r}.json").read_text()) for r in range(world)]
-
-
 @pytest.fixture(scope="module", params=[2, 4])
 def results(request: pytest.FixtureRequest, tmp_path_factory: Any) -> list[tuple[str, Any]]:
-    ranks = run_ranks(request.param, tmp_path_factory.mktemp("ranks"))
+    ranks = run_ranks(PROGRAM, request.param, tmp_path_factory.mktemp("ranks"))
     return [(name, check) for rank in ranks for name, check in rank.items()]
 
 
