@@ -29,8 +29,13 @@ def test_deepseek_v3_takes_the_published_gpu_hours_within_a_tenth() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least"), [(K2, 100_000), (V3, 100_000), (LLAMA, 40_000)])
-def test_a_published_plan_fits_and_every_better_one_has_its_reason(name: str, least: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "least", "share"),
+    [(K2, 100_000, 0.01), (V3, 100_000, 0.01), (LLAMA, 40_000, 0.1)],
+)
+def test_a_published_plan_fits_and_every_better_one_has_its_reason(
+    name: str, least: int, share: float
+) -> None:
     done = CliRunner().invoke(app, ["plan", name, "--published", "--top", "1", "--json"])
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
@@ -42,4 +47,4 @@ def test_a_published_plan_fits_and_every_better_one_has_its_reason(name: str, le
     assert len(found["prediction"]["metrics"]["memory_bytes"]) == 16
     assert found["rank"] == 1 + len(found["better"])
     assert all(b["reason"] and b["gain"] > 0 for b in found["better"])
-    assert found["plans_before"] / found["plans"] < 0.1
+    assert found["plans_before"] / found["plans"] < share

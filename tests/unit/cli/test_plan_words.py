@@ -145,6 +145,7 @@ def test_where_nothing_fits_no_column_is_empty_and_a_size_is_named(
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(data))
     out = _out(capsys, str(path))
+    assert "times as many GPUs" in out
     found = re.search(r"What would help: GPUs with ([\d.]+) MiB of memory would hold", out)
     assert found
     data["cluster"]["node"]["gpu"]["hbm"] = f"{float(found.group(1)) + 1} MiB"
