@@ -1,0 +1,1 @@
+"""What an RL rollout workload and a generation engine are."""
