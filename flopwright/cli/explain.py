@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flopwright.cli._scenario import SET_HELP, scenario_of
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 def explain(
     scenario: Annotated[str, typer.Argument(help="Scenario file, or one that ships by name.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help=SET_HELP)] = None,
     plan: Annotated[
         Path | None, typer.Option("--plan", help="Plan file; default: the best plan found.")
     ] = None,
@@ -48,11 +51,11 @@ def explain(
     from flopwright.planner.questions.explained import plan_of
     from flopwright.planner.questions.registry import QUESTIONS
     from flopwright.planner.questions.registry import question as asked
-    from flopwright.spec.load import load_plan, load_scenario
+    from flopwright.spec.load import load_plan
 
     names = list(QUESTIONS) if every else list(dict.fromkeys(question or []))
     questions = [asked(name) for name in names]
-    setting = load_scenario(scenario)
+    setting = scenario_of(scenario, changes)
     given = None
     if plan is not None:
         plan_file = load_plan(plan)

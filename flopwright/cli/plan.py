@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flopwright.cli._scenario import SET_HELP, scenario_of
+
 if TYPE_CHECKING:
     from flopwright.planner.result import RankedPlan, SearchResult
     from flopwright.planner.search import Progress
@@ -38,6 +40,7 @@ _PHASES = "Phases of a run"
 
 def plan(
     scenario: Annotated[str, typer.Argument(help="Scenario file, or one that ships by name.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help=SET_HELP)] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the chosen plan here (plan.yaml).")
     ] = None,
@@ -137,10 +140,12 @@ def plan(
     given |= fixed_fields(fix or ())
     _check_phases(given, phase, restart, whole_run=whole_run, ranked=rank > 1)
     if whole_run:
-        _plan_phases(scenario, out, (calibration, stack), restart, as_json)
+        setting = scenario_of(scenario, changes)
+        _plan_phases(setting, out, (calibration, stack), restart, as_json)
         return
     asked = Asked(
         scenario=scenario,
+        changes=tuple(changes or ()),
         phase=phase,
         out=out,
         rank=rank,
@@ -160,6 +165,7 @@ class Asked:
     """What the command line asks of one search; priced_by is (calibration, stack)."""
 
     scenario: str
+    changes: tuple[str, ...]
     phase: str | None
     out: Path | None
     rank: int
@@ -216,7 +222,7 @@ def _check_phases(
 
 
 def _plan_phases(
-    name: str,
+    scenario: Scenario,
     out: Path | None,
     options: tuple[str | None, str | None],
     restart: str | None,
@@ -224,9 +230,7 @@ def _plan_phases(
 ) -> None:
     from flopwright.cli._priced_by import priced_by
     from flopwright.cli._whole_run_view import plan_whole_run
-    from flopwright.spec.load import load_scenario
 
-    scenario = load_scenario(name)
     _check_target(out)
     calibration = priced_by(scenario, *options)
     plan_whole_run(scenario, calibration, restart=restart, out=out, as_json=as_json)
@@ -241,9 +245,8 @@ def _run(asked: Asked) -> None:
     from flopwright.planner.explain import binding_constraint
     from flopwright.planner.recipes import with_gemm
     from flopwright.planner.whole_run import whole_run
-    from flopwright.spec.load import load_scenario
 
-    scenario, out = load_scenario(asked.scenario), asked.out
+    scenario, out = scenario_of(asked.scenario, asked.changes), asked.out
     if asked.phase is not None:
         scenario = phase_of(scenario, asked.phase).scenario
     _check_target(out)
@@ -265,7 +268,7 @@ def _run(asked: Asked) -> None:
         console = console_of(140)
         view.show(console, result, own, chosen, run, binding)
         show_standings(console, scenario, stood)
-        _go_on(asked.scenario, out, asked.fixed, fits=chosen is not None)
+        _go_on(asked, fits=chosen is not None)
     if chosen is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
@@ -343,14 +346,18 @@ def _write(scenario: Scenario, chosen: RankedPlan, out: Path) -> None:
     write_atomically(out, dump_yaml(record, header))
 
 
-def _go_on(name: str, out: Path | None, fixed: dict[str, int | str | bool], *, fits: bool) -> None:
+def _go_on(asked: Asked, *, fits: bool) -> None:
     import shlex
+
+    out = asked.out
 
     if not fits:
         typer.echo("Go on: give the scenario more GPUs, more memory, or a smaller model.")
         return
     if out is None:
-        command = ["flopwright", "plan", name, *_options(fixed), "--out", "plan.yaml"]
+        changes = [word for change in asked.changes for word in ("--set", change)]
+        command = ["flopwright", "plan", asked.scenario, *changes, *_options(asked.fixed)]
+        command += ["--out", "plan.yaml"]
         typer.echo(f"Go on: {shlex.join(command)}")
         return
     path = shlex.quote(str(out))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from flopwright.cli._scenario import SET_HELP, scenario_of
+
 if TYPE_CHECKING:
     from flopwright.errors import Violation
     from flopwright.planner.recommend_answer import Means, Recommendation
@@ -28,6 +30,7 @@ _QUESTIONS: Final = (
 
 def recommend(
     scenario: Annotated[str, typer.Argument(help="Scenario file, or one that ships by name.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help=SET_HELP)] = None,
     deadline: Annotated[
         str | None,
         typer.Option(help="Fewest GPUs in this time, e.g. 30d.", rich_help_panel=_QUESTION),
@@ -115,7 +118,7 @@ def recommend(
         ask = _optimal(compute_optimal, law)
     else:
         ask = _limit(goal, longest_context, largest_batch, largest_model)
-    _run(scenario, ask, (calibration, stack), out, as_json)
+    _run(scenario, changes, ask, (calibration, stack), out, as_json)
 
 
 def _limit(
@@ -154,6 +157,7 @@ def _optimal(text: str, law_name: str) -> Callable[[Scenario, Means], Recommenda
 
 def _run(
     name: str,
+    changes: list[str] | None,
     ask: Callable[[Scenario, Means], Recommendation],
     named: tuple[str | None, str | None],
     out: Path | None,
@@ -162,9 +166,8 @@ def _run(
     from flopwright.cli import _recommend_view as view
     from flopwright.cli._console import console_of
     from flopwright.cli._priced_by import priced_by
-    from flopwright.spec.load import load_scenario
 
-    scenario = load_scenario(name)
+    scenario = scenario_of(name, changes)
     _check_out(out)
     calibration = priced_by(scenario, *named)
     found = view.with_progress(lambda means: ask(scenario, means), calibration, quiet=as_json)

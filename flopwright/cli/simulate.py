@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flopwright.cli._scenario import SET_HELP, scenario_of
+
 if TYPE_CHECKING:
     from flopwright.plan.parallel import ParallelPlan
     from flopwright.report.trace import Trace
@@ -26,6 +28,7 @@ class EngineChoice(StrEnum):
 def simulate(
     scenario: Annotated[str, typer.Argument(help="Scenario file, or one that ships by name.")],
     plan: Annotated[Path, typer.Option("--plan", help="Plan file (flopwright plan --out).")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help=SET_HELP)] = None,
     engine: Annotated[
         EngineChoice,
         typer.Option("--engine", help="events: transfers share links; replay: the longest path."),
@@ -83,11 +86,11 @@ def simulate(
     from flopwright.simulator.calibration.files import write_atomically
     from flopwright.simulator.engine.perturb import Perturbation
     from flopwright.simulator.engine.simulate import simulate as run
-    from flopwright.spec.load import load_plan, load_scenario
+    from flopwright.spec.load import load_plan
 
     check_file("--png", png, ".png", "the picture is a PNG")
     _check_trace(trace)
-    setting = load_scenario(scenario)
+    setting = scenario_of(scenario, changes)
     plan_file = load_plan(plan)
     check_model(plan, plan_file, scenario, setting)
     parallel = plan_file.parallel

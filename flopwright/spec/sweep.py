@@ -7,38 +7,22 @@ Where one field holds another (`cluster`, `cluster.num_nodes`), the outer one is
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flopwright.errors import InputError, Violation
-from flopwright.spec.base import Spec
-from flopwright.spec.load import (
-    SCENARIO_CATALOG,
-    load_cluster,
-    load_gpu,
-    load_model,
-    load_scenario,
-    scenario_from,
-)
+from flopwright.spec.changed import Values, changed_data
+from flopwright.spec.load import SCENARIO_CATALOG, load_scenario, scenario_from
 from flopwright.spec.scenario import Scenario
-from flopwright.spec.validate import validate
-from flopwright.spec.yaml_lines import Document, KeyPath, read_yaml
+from flopwright.spec.yaml_lines import Document, read_yaml
 
 MAX_POINTS: Final = 10_000
-# Fields whose value may be a name in the catalog or a file.
-_REFERENCES: Final[dict[str, Callable[[str | Path], Spec]]] = {
-    "model": load_model,
-    "cluster": load_cluster,
-    "cluster.node.gpu": load_gpu,
-}
 # What a point cannot change.
 _NOT_SWEPT: Final = ("sweep", "name", "description")
-Values = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +71,8 @@ def sweep_points(scenario: Scenario, source: Document | None = None) -> tuple[Sw
     for index, chosen in enumerate(itertools.product(*grid.values())):
         values = dict(zip(grid, chosen, strict=True))
         try:
-            points.append(
-                SweepPoint(index=index, values=values, scenario=_point(data, values, source))
-            )
+            made = changed_data(data, values, source, place=("sweep",))
+            points.append(SweepPoint(index=index, values=values, scenario=made))
         except InputError as error:
             broken.update(dict.fromkeys(error.violations))
     if broken:
@@ -121,45 +104,3 @@ def _block_violations(scenario: Scenario, source: Document) -> Iterator[Violatio
         yield replace(
             wrong("", "too many points", value=f"{points:,} points"), limit=f"{MAX_POINTS:,}"
         )
-
-
-def _point(base: dict[str, Any], values: Values, source: Document) -> Scenario:
-    """Returns the scenario with the values in place of its own."""
-    data, lines = copy.deepcopy(base), dict[KeyPath, int]()
-    found: list[Violation] = []
-    for field in sorted(values, key=lambda name: name.count(".")):
-        path: KeyPath = tuple(field.split("."))
-        lines[path] = source.line_of(("sweep", field))
-        try:
-            _put(data, path, _resolved(field, values[field], source))
-        except InputError as error:
-            found += [
-                replace(v, field=field, file=v.file or source.file, line=v.line or lines[path])
-                for v in error.violations
-            ]
-    try:
-        made = validate(Scenario, Document(data=data, lines=lines, file=source.file))
-    except InputError as error:
-        raise InputError([*found, *error.violations]) from error
-    if found:
-        raise InputError(found)
-    return made
-
-
-def _resolved(field: str, value: Any, source: Document) -> Any:
-    load = _REFERENCES.get(field)
-    if load is None or not isinstance(value, str):
-        return value
-    is_file = value.endswith((".yaml", ".yml"))
-    return load(Path(source.file).parent / value if is_file else value).to_data()
-
-
-def _put(data: dict[str, Any], path: KeyPath, value: Any) -> None:
-    """Sets the field at `path`; what stands on the way and is no record is a violation."""
-    parent: Any = data
-    for key in path[:-1]:
-        parent = parent.setdefault(key, {})
-        if not isinstance(parent, dict):
-            name = ".".join(map(str, path))
-            raise InputError(Violation(field=name, rule=f"'{key}' holds no fields"))
-    parent[path[-1]] = value
