@@ -45,6 +45,8 @@ class LaunchOptions:
         collective_timeout_s: how long a rank waits for others before it ends the run.
         log_to: where figures go besides the JSONL files.
         kineto_trace: write a Kineto trace of one step of each plan.
+        checkpoints: write each plan's weights at the end.
+        silence_s: end the run when it has shown no progress for so long; None waits.
     """
 
     steps: int | None = None
@@ -62,6 +64,8 @@ class LaunchOptions:
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S
     log_to: tuple[SinkName, ...] = ()
     kineto_trace: bool = False
+    checkpoints: bool = True
+    silence_s: float | None = None
 
 
 def check_request(
@@ -132,6 +136,7 @@ def _request(
         probe=options.probe,
         probe_budget_s=options.probe_budget_s,
         held_out_sequences=options.held_out_sequences,
+        checkpoints=options.checkpoints,
         mismatch=mismatch,
         collective_timeout_s=options.collective_timeout_s,
         log_to=options.log_to,
@@ -184,6 +189,12 @@ def _plan_rules(plan: PlanFile, options: LaunchOptions, machine: Machine) -> lis
                 )
             )
     return found
+
+
+def machine_rules(plan: PlanFile, nproc: int | None, machine: Machine) -> list[Violation]:
+    """Returns why a plan of this size and for this kind of device cannot run here."""
+    sizes = _world_size_rules(plan.parallel.world_size, nproc, machine)
+    return [*_device_mismatch([plan], machine), *sizes]
 
 
 def _world_size_rules(world_size: int, nproc: int | None, machine: Machine) -> list[Violation]:

@@ -90,14 +90,16 @@ def launch(
     out.mkdir(parents=True, exist_ok=True)
     try:
         write_json(out / REQUEST_FILE, request.to_data())
-        _supervise(request, out, on_progress or (lambda _: None))
+        _supervise(request, out, on_progress or (lambda _: None), chosen.silence_s)
     except InputError:
         _clear(out, keep_folder=existed)
         raise
     return _read_result(request, out)
 
 
-def _supervise(request: RunRequest, out_dir: Path, on_progress: Progress) -> None:
+def _supervise(
+    request: RunRequest, out_dir: Path, on_progress: Progress, silence_s: float | None = None
+) -> None:
     """Runs torchrun to its end."""
     world_size = request.entries[0].plan.parallel.world_size
     logs = out_dir / LOG_DIR
@@ -115,11 +117,14 @@ def _supervise(request: RunRequest, out_dir: Path, on_progress: Progress) -> Non
             start_new_session=True,  # Ctrl-C is ours to handle: the ranks finish their round
         )
         try:
-            lines = _follow(out_dir / PROGRESS_FILE)
+            lines, heard = _follow(out_dir / PROGRESS_FILE), time.monotonic()
             while process.poll() is None:
-                _forward(lines, on_progress)
+                if _forward(lines, on_progress):
+                    heard = time.monotonic()
                 if stop.killed:
                     raise KeyboardInterrupt
+                if silence_s is not None and time.monotonic() - heard > silence_s:
+                    raise RunFailedError(f"the run showed no progress for {silence_s:g} s")
                 time.sleep(_POLL_S)
             _forward(lines, on_progress)
         finally:
@@ -184,11 +189,15 @@ def _follow(path: Path) -> Iterator[dict[str, Any] | None]:
         yield None
 
 
-def _forward(lines: Iterator[dict[str, Any] | None], on_progress: Progress) -> None:
+def _forward(lines: Iterator[dict[str, Any] | None], on_progress: Progress) -> bool:
+    """Shows the lines that have come; returns whether there were any."""
+    any_came = False
     for line in lines:
         if line is None:
-            return
+            break
         on_progress(line)
+        any_came = True
+    return any_came
 
 
 def _failure(out_dir: Path, exit_code: int) -> Exception:
@@ -241,9 +250,9 @@ def _read_result(request: RunRequest, out_dir: Path) -> RunResult:
         out_dir=out_dir,
         request=request,
         measurements=measurements,
-        checkpoints={n: out_dir / checkpoint_dir(n) for n in names},
+        checkpoints={n: out_dir / checkpoint_dir(n) for n in names} if request.checkpoints else {},
         probe=ProbeReport.model_validate(json.loads(probe.read_text()))
         if probe.exists()
         else None,
-        stopped_early=len(measurements[0].losses) < request.steps,
+        stopped_early=max(len(m.losses) for m in measurements) < request.steps,
     )

@@ -18,6 +18,7 @@ STEPS_FILE: Final = "steps.jsonl"
 ROUNDS_FILE: Final = "rounds.jsonl"
 PROBE_FILE: Final = "probe.json"
 STOP_FILE: Final = "stop"
+RETIRED_FILE: Final = "retired.json"
 LOG_DIR: Final = "logs"
 ERROR_DIR: Final = "errors"
 DATA_DIR: Final = "data"
@@ -42,6 +43,7 @@ class RunRequest(Spec):
         steps: optimizer steps of each plan.
         steps_per_round: steps a plan makes before the next plan has its turn.
         held_out_sequences: held-out sequences the final loss is taken over.
+        checkpoints: whether each plan's weights are written at the end.
         mismatch: what differs from the plans and was allowed.
         log_to: where figures go besides the JSONL files (measure/sinks.py).
         kineto_trace: whether one step of each plan is written as a Kineto trace.
@@ -58,6 +60,7 @@ class RunRequest(Spec):
     probe: bool = False
     probe_budget_s: PositiveFloat = 45.0
     held_out_sequences: PositiveInt = 64
+    checkpoints: bool = True
     mismatch: tuple[str, ...] = ()
     log_to: tuple[SinkName, ...] = ()
     kineto_trace: bool = False
@@ -86,6 +89,14 @@ def kineto_file(name: str, rank: int) -> str:
 def checkpoint_dir(name: str) -> str:
     """Returns the folder name of an entry's checkpoint."""
     return f"checkpoint-{name}"
+
+
+def read_retired(out_dir: Path) -> frozenset[str]:
+    """Returns the plans that the run's folder says take no more turns."""
+    path = out_dir / RETIRED_FILE
+    return (
+        frozenset(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else frozenset()
+    )
 
 
 def read_request(path: Path) -> RunRequest:

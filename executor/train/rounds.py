@@ -18,6 +18,7 @@ from flopwright.executor.launch.request import (
     STOP_FILE,
     RunRequest,
     kineto_file,
+    read_retired,
 )
 from flopwright.executor.measure.log import RunLog
 from flopwright.executor.measure.protocol import WARMUP_ROUNDS, Turn, turns
@@ -54,26 +55,31 @@ def run_rounds(
     """Trains all plans in turns and returns their histories (complete on rank 0).
 
     Rank 0 calls `say` with each plan's progress after its turn. A file named `stop` in the
-    run's folder ends the training after the current round.
+    run's folder ends the training after the current round, and from then on plans named in
+    `retired.json` take no turns.
     """
     world, device = trials[0].groups.world, trials[0].device
     histories = [History() for _ in trials]
     writer = _Writer(out_dir, request, say) if dist.get_rank() == 0 else None
-    current = -1
+    current, retired = -1, frozenset[int]()
     for turn in turns(len(trials), request.steps, request.steps_per_round):
         if turn.round != current:
             current = turn.round
             with watch.waiting(f"the start of round {current}", world):
-                if current > 0 and _asked_to_stop(out_dir, world, device):
-                    break
+                if current > 0:
+                    stop, retired = _asked(out_dir, trials, device)
+                    if stop:
+                        break
                 sentinel_s = _sentinel(world, device)
+        if turn.entry in retired:
+            continue
         trial, history = trials[turn.entry], histories[turn.entry]
         kineto = out_dir / kineto_file(trial.entry.name, dist.get_rank())
         records = _run_turn(trial, turn, watch, kineto if request.kineto_trace else None)
         with watch.waiting(f"what plan '{trial.entry.name}' showed in round {current}", world):
             rows = collect(trial, records, world, device)
         if writer is not None:
-            _remember(history, rows)
+            remember(history, rows)
             writer.turn(trial, turn, rows, sentinel_s)
     if writer is not None:
         writer.close()
@@ -94,11 +100,16 @@ def _run_turn(
         for i in range(turn.num_steps):
             profiled = kineto if first and i == last else None
             step = turn.first_step + i
-            records.append(trial.run_step(step, meter_memory=i == metered, kineto=profiled))
+            try:
+                records.append(trial.run_step(step, meter_memory=i == metered, kineto=profiled))
+            except Exception as error:
+                error.add_note(f"in step {step} of plan '{trial.entry.name}'")
+                raise
     return records
 
 
-def _remember(history: History, rows: Sequence[StepRow]) -> None:
+def remember(history: History, rows: Sequence[StepRow]) -> None:
+    """Adds a turn's rows to a plan's history."""
     timed = [r for r in rows if r.timed] or list(rows)
     if len(history.rounds) == WARMUP_ROUNDS:
         history.traces.clear()  # only kept steps are attributed
@@ -107,11 +118,17 @@ def _remember(history: History, rows: Sequence[StepRow]) -> None:
     history.traces.extend(r.traces for r in timed)
 
 
-def _asked_to_stop(out_dir: Path, world: Group, device: torch.device) -> bool:
-    flag = torch.zeros(1, device=device)
-    if dist.get_rank() == 0 and (out_dir / STOP_FILE).exists():
-        flag += 1
-    return bool(world.sum_(flag) > 0)
+def _asked(
+    out_dir: Path, trials: Sequence[Trial], device: torch.device
+) -> tuple[bool, frozenset[int]]:
+    """Returns what rank 0 finds in the run's folder: whether to stop, and who is retired."""
+    flags = torch.zeros(1 + len(trials), device=device)
+    if dist.get_rank() == 0:
+        retired = read_retired(out_dir)
+        flags[0] = (out_dir / STOP_FILE).exists()
+        flags[1:] = torch.tensor([float(t.entry.name in retired) for t in trials])
+    stop, *gone = (trials[0].groups.world.sum_(flags) > 0).tolist()
+    return stop or all(gone), frozenset(i for i, out in enumerate(gone) if out)
 
 
 def _sentinel(world: Group, device: torch.device) -> float:

@@ -35,6 +35,7 @@ from flopwright.executor.launch.request import (
     PROGRESS_FILE,
     REQUEST_FILE,
     STOP_FILE,
+    RunEntry,
     RunRequest,
     SinkName,
     read_request,
@@ -94,15 +95,28 @@ def run(request: RunRequest, out_dir: Path, device: torch.device, show: Progress
     if request.probe:
         _probe(request, out_dir, device, say)
     registry = GroupRegistry(timedelta(seconds=_GROUPS_WAIT * request.collective_timeout_s))
-    trials = [
-        start_trial(e, request.workload(e), dataset, registry, device) for e in request.entries
-    ]
+    trials = [_start(e, request, dataset, registry, device) for e in request.entries]
     say({"phase": "train", "share": 0.0})
     watch = Watch(request.collective_timeout_s, end_process(out_dir))
     with watch.running():
         histories = run_rounds(trials, request, out_dir, say, watch)
         say({"phase": "evaluate", "share": 0.0})
         _finish(request, trials, histories, out_dir, watch)
+
+
+def _start(
+    entry: RunEntry,
+    request: RunRequest,
+    dataset: Dataset,
+    registry: GroupRegistry,
+    device: torch.device,
+) -> Trial:
+    """Returns a plan's trial; why one cannot start says which plan it is."""
+    try:
+        return start_trial(entry, request.workload(entry), dataset, registry, device)
+    except Exception as error:
+        error.add_note(f"at the start of plan '{entry.name}'")
+        raise
 
 
 def _finish(
@@ -113,14 +127,15 @@ def _finish(
     watch: Watch,
 ) -> None:
     first = dist.get_rank() == 0
-    steps = _same_everywhere(len(histories[0].losses), trials[0])
     times = [step_times(h) for h in histories] if first else []
     floor = launch_noise_floor(request, [t.step_time_s for t in times]) if first else None
     for i, trial in enumerate(trials):
         with watch.waiting(f"the held-out loss of plan '{trial.entry.name}'", trial.groups.world):
             held_out = held_out_loss(trial, request.held_out_sequences)
             memory_bytes = gather_memory(trial)
-        save_checkpoint(trial, out_dir, out_dir / DATA_DIR, steps)
+        if request.checkpoints:
+            steps = _same_everywhere(len(histories[i].losses), trial)
+            save_checkpoint(trial, out_dir, out_dir / DATA_DIR, steps)
         if first:
             measurement = make_measurement(
                 trial, request, histories[i], times[i], memory_bytes, held_out, floor

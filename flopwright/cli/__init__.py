@@ -24,6 +24,7 @@ VERBS: Final[dict[str, str]] = {
     "probe": "Measure this machine; write a cluster file and a first calibration.",
     "export": "Write the files that launch a plan, with its expected numbers.",
     "run": "Run one or more plans for real on this machine.",
+    "tournament": "Run the best plans for real and see how good the planner's choice is.",
     "calibrate": "Fit the simulator to the store's measurements.",
     "compare": "Show predicted against measured, before and after calibration.",
     "accuracy": "Predict published runs and show how far off the predictions are.",

@@ -33,6 +33,7 @@ NEEDS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "schema": ((), ""),
     "probe": (("torch",), "train"),
     "run": (("torch", "deepspeed", "tokenizers", "safetensors"), "train"),
+    "tournament": (("torch", "deepspeed", "tokenizers", "safetensors"), "train"),
     "generate": (("torch", "tokenizers", "safetensors"), "train"),
     "demo": (("torch", "deepspeed", "tokenizers", "safetensors", "matplotlib", "plotly"), "all"),
     "dashboard": (("streamlit", "plotly"), "dashboard"),

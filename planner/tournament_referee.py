@@ -1,0 +1,126 @@
+"""Who may go on in a race: the time is spent on plans that may still be the fastest.
+
+After every round in which all have run, plans leave that are slower than the fastest beyond
+doubt; at two points of the time, of those that are left, the slower half leaves (successive
+halving, Jamieson and Talwalkar 2016). Plans that the report is about stay to the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flopwright.planner.tournament_times import Times, TurnTime, kept_turns, paired_times
+
+# A plan leaves when it is slower by more than this and by more than so many deviations.
+CLEARLY: Final = 0.05
+_DEVIATIONS: Final = 3.0
+# Kept turns of every plan before anyone leaves.
+_LEAST_TURNS: Final = 2
+# Shares of the time after which only a half, and then a quarter, goes on.
+_HALVINGS: Final = ((0.4, 0.5), (0.65, 0.25))
+_LEAST_LEFT: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """A race's rules.
+
+    Attributes:
+        names: all plans; `stay` are those that never leave.
+        budget_s: seconds of the race; the round that is running at its end is the last.
+        timeout_s: a plan leaves when its turns have taken so many seconds in all.
+        max_rounds: rounds (the warm-up among them) after which there is no more to learn.
+        steps_per_turn: optimizer steps of a turn.
+    """
+
+    names: tuple[str, ...]
+    stay: frozenset[str]
+    budget_s: float
+    timeout_s: float = math.inf
+    max_rounds: int = 40
+    steps_per_turn: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the referee says after a turn: who takes no more turns, and whether all is over."""
+
+    retired: dict[str, str]
+    stop: bool
+
+
+def decide(
+    rules: Rules, turns: Sequence[TurnTime], retired: Collection[str], elapsed_s: float
+) -> Decision:
+    """Returns who leaves now, with the reason, and whether the race ends.
+
+    Args:
+        turns: of this race so far, in order.
+        retired: who left before.
+        elapsed_s: since the race's first turn began.
+    """
+    running = [n for n in rules.names if n not in retired]
+    rounds = len({t.round for t in turns if t.plan in running})
+    over = elapsed_s >= rules.budget_s or rounds >= rules.max_rounds
+    late = _late(rules, turns, running)
+    if late or not _all_had(turns, running, rounds):
+        return Decision(retired=late, stop=over)
+    kept = kept_turns(turns)
+    if min(sum(t.plan == n for t in kept) for n in running) < _LEAST_TURNS or rounds < 1:
+        return Decision(retired={}, stop=over)
+    times = paired_times(kept)
+    gone = _clearly_slower(rules, times, running)
+    gone |= _halved(rules, times, [n for n in running if n not in gone], elapsed_s)
+    return Decision(retired=gone, stop=over)
+
+
+def _late(rules: Rules, turns: Sequence[TurnTime], running: Sequence[str]) -> dict[str, str]:
+    """Returns the plans that have used up their own time; of them the last may be who stays."""
+    used = dict.fromkeys(running, 0.0)
+    for turn in turns:
+        if turn.plan in used:
+            used[turn.plan] += turn.step_s * rules.steps_per_turn
+    return {
+        name: f"its turns took {seconds:.0f} s, more than the {rules.timeout_s:g} s of a trial"
+        for name, seconds in used.items()
+        if seconds > rules.timeout_s
+    }
+
+
+def _all_had(turns: Sequence[TurnTime], running: Sequence[str], rounds: int) -> bool:
+    """Returns whether every plan that goes on has had its turn in every round so far."""
+    counts = dict.fromkeys(running, 0)
+    for turn in turns:
+        if turn.plan in counts:
+            counts[turn.plan] += 1
+    return bool(running) and set(counts.values()) == {rounds}
+
+
+def _clearly_slower(rules: Rules, times: Times, running: Sequence[str]) -> dict[str, str]:
+    best = times.fastest(running)
+    gone = {}
+    for name in running:
+        slower = times.ratio(name, best)
+        doubt = _DEVIATIONS * times.ratio_log_std(name, best)
+        if name not in rules.stay and math.log(slower) > max(math.log1p(CLEARLY), doubt):
+            gone[name] = f"{slower - 1:.0%} slower than {best}"
+    return gone
+
+
+def _halved(
+    rules: Rules, times: Times, running: Sequence[str], elapsed_s: float
+) -> dict[str, str]:
+    """Returns the slower part of who is left, once each point of the time is passed."""
+    share = next(
+        (left for point, left in reversed(_HALVINGS) if elapsed_s > point * rules.budget_s), 1.0
+    )
+    allowed = max(_LEAST_LEFT, math.ceil(share * len(rules.names)))
+    ordered = sorted(running, key=lambda n: times.plans[n].step_s)
+    return {
+        name: f"not among the best {allowed} when {elapsed_s:.0f} s had passed"
+        for name in ordered[allowed:]
+        if name not in rules.stay
+    }

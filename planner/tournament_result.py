@@ -1,0 +1,210 @@
+"""A tournament's outcome: how far the planner's choice is from the measured best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from flopwright.planner.tournament import Contender, Origin, Refused, twin_of
+from flopwright.planner.tournament_times import TurnTime, kept_turns, paired_times
+from flopwright.spec.base import Spec
+
+
+class PlanRow(Spec):
+    """One plan of the race.
+
+    Attributes:
+        measured_step_s: at the pace of the middle round; +- measured_log_std (log).
+        behind: how much longer its step takes than the fastest plan's, as a share.
+        predicted_step_s: by the calibration, which has not seen this plan.
+        prior_step_s: by the public prior, uncalibrated.
+        turns: turns that count.
+        left: why it left the race early, "" where it did not.
+    """
+
+    name: str
+    label: str
+    origins: tuple[Origin, ...]
+    measured_step_s: PositiveFloat
+    measured_log_std: NonNegativeFloat
+    behind: NonNegativeFloat
+    predicted_step_s: PositiveFloat
+    prior_step_s: PositiveFloat
+    turns: int
+    left: str = ""
+
+
+class Judged(Spec):
+    """How good one way to choose was.
+
+    Attributes:
+        regret: measured(chosen) / measured(best) - 1.
+        spearman: rank correlation of predicted and measured step times over all plans.
+        median_error: median over plans of |predicted / measured - 1|.
+    """
+
+    chosen: str
+    regret: NonNegativeFloat
+    spearman: float
+    median_error: NonNegativeFloat
+
+
+class TournamentResult(Spec):
+    """The outcome.
+
+    Attributes:
+        regret, spearman, chosen: of the planner with the calibration.
+        noise_floor: how far one plan's time under two names differs; None without a twin.
+        regret_crossed: the same regret when the best is picked in half of the rounds and
+            compared in the other half: without the luck of being picked. None where there are
+            too few rounds.
+        regret_log_std: standard deviation of log(1 + regret) from how turns scatter.
+        uncalibrated: of the planner with the public prior alone.
+        calibrated: of the planner with the calibration, as `uncalibrated`.
+        calibration_id: what the choice was made with; it has not seen the chosen plan.
+        plans: fastest first.
+        refused: plans that could not run, and trials that failed.
+        rounds: rounds that count, over all launches.
+        finished: False where it was ended before its time.
+    """
+
+    scenario: str
+    seed: int
+    chosen: str
+    best: str
+    regret: NonNegativeFloat
+    spearman: float
+    noise_floor: NonNegativeFloat | None
+    regret_crossed: float | None
+    regret_log_std: NonNegativeFloat
+    uncalibrated: Judged
+    calibrated: Judged
+    calibration_id: str
+    plans: tuple[PlanRow, ...]
+    refused: tuple[Refused, ...] = ()
+    rounds: int
+    scatter_log: NonNegativeFloat
+    finished: bool
+
+    @property
+    def good(self) -> bool:
+        """Whether the choice is within 5 % of the best, or within the noise."""
+        return self.regret <= max(0.05, self.noise_floor or 0.0)
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Returns the rank correlation of two columns, equal values sharing their mean rank.
+
+    It is 0 where a column holds one value only: then nothing was ranked.
+    """
+    x, y = _ranks(a), _ranks(b)
+    x, y = x - x.mean(), y - y.mean()
+    size = math.sqrt(float((x**2).sum() * (y**2).sum()))
+    return float((x * y).sum()) / size if size > 0 else 0.0
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[inverse], np.float64)
+
+
+def result_of(
+    contenders: Sequence[Contender],
+    turns: Sequence[TurnTime],
+    *,
+    scenario: str,
+    seed: int,
+    chosen: str,
+    uncalibrated: str,
+    calibration_id: str,
+    left: Mapping[str, str],
+    refused: Sequence[Refused],
+    finished: bool,
+) -> TournamentResult:
+    """Returns the outcome of the turns.
+
+    Args:
+        contenders: priced; those without a turn are left out.
+        turns: of all launches, warm-up among them; the chosen plan's twin too.
+        chosen, uncalibrated: names of what the planner takes with and without calibration.
+        left: why plans left the race early.
+    """
+    times = paired_times(kept_turns(turns))
+    raced = [c for c in contenders if c.name in times.plans]
+    names = [c.name for c in raced]
+    best, twin = times.fastest(names), twin_of(chosen)
+    floor = None
+    if twin in times.plans:
+        floor = math.exp(abs(math.log(times.ratio(twin, chosen)))) - 1.0
+    rows = [
+        PlanRow(
+            name=c.name,
+            label=c.plan.label(),
+            origins=c.origins,
+            measured_step_s=times.plans[c.name].step_s,
+            measured_log_std=times.plans[c.name].log_std,
+            behind=max(0.0, times.ratio(c.name, best) - 1.0),
+            predicted_step_s=c.predicted_step_s or c.prior_step_s,
+            prior_step_s=c.prior_step_s,
+            turns=times.plans[c.name].turns,
+            left=left.get(c.name, ""),
+        )
+        for c in raced
+    ]
+    rows.sort(key=lambda r: r.measured_step_s)
+    calibrated = _judged(rows, chosen, [r.predicted_step_s for r in rows])
+    return TournamentResult(
+        scenario=scenario,
+        seed=seed,
+        chosen=chosen,
+        best=best,
+        regret=calibrated.regret,
+        spearman=calibrated.spearman,
+        noise_floor=floor,
+        regret_crossed=_crossed(turns, names, chosen),
+        regret_log_std=0.0 if chosen == best else times.ratio_log_std(chosen, best),
+        uncalibrated=_judged(rows, uncalibrated, [r.prior_step_s for r in rows]),
+        calibrated=calibrated,
+        calibration_id=calibration_id,
+        plans=tuple(rows),
+        refused=tuple(refused),
+        rounds=len({(t.launch, t.round) for t in kept_turns(turns)}),
+        scatter_log=times.scatter_log,
+        finished=finished,
+    )
+
+
+def _judged(rows: Sequence[PlanRow], chosen: str, predicted_s: Sequence[float]) -> Judged:
+    measured = [r.measured_step_s for r in rows]
+    (own,) = (r.behind for r in rows if r.name == chosen)
+    errors = np.abs(np.array(predicted_s) / np.array(measured) - 1.0)
+    return Judged(
+        chosen=chosen,
+        regret=own,
+        spearman=spearman(predicted_s, measured),
+        median_error=float(np.median(errors)),
+    )
+
+
+def _crossed(turns: Sequence[TurnTime], names: Sequence[str], chosen: str) -> float | None:
+    """Returns the mean of both halves' regrets against the best of the other half."""
+    kept = kept_turns(turns)
+    rounds = list(dict.fromkeys((t.launch, t.round) for t in kept))
+    halves = [set(rounds[0::2]), set(rounds[1::2])]
+    times = []
+    for half in halves:
+        own = [t for t in kept if (t.launch, t.round) in half]
+        if len({(t.launch, t.round) for t in own}) < 2:
+            return None
+        times.append(paired_times(own))
+    found = []
+    for here, there in (times, times[::-1]):
+        both = [n for n in names if n in here.plans and n in there.plans]
+        if chosen not in both:
+            return None
+        found.append(there.ratio(chosen, here.fastest(both)) - 1.0)
+    return sum(found) / 2
