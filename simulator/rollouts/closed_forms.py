@@ -23,6 +23,7 @@ from flopwright.spec.rollout import (
     LognormalLengths,
     ParetoLengths,
     RolloutScenario,
+    Stop,
     longest,
 )
 
@@ -164,7 +165,9 @@ def steady_generation_s(scenario: RolloutScenario) -> float | None:
     limited slots, nor where a moment is infinite.
     """
     share = -(-scenario.num_attempts // scenario.instances)
-    if (scenario.slots_per_instance or share) < share:
+    if (scenario.slots_per_instance or share) < share or scenario.decode is None:
+        return None
+    if scenario.agent is not None or scenario.stop != Stop() or scenario.prefill is not None:
         return None
     decode, p = scenario.decode, scenario.prompt_tokens
     mean, square = mean_length(scenario.lengths), mean_square(scenario.lengths)

@@ -1,164 +1,287 @@
-"""One generation phase on the event engine: instances decode until the round policy ends it.
+"""One generation phase on the event engine: the reference, in objects.
 
-Each instance is one SimPy process that sleeps from completion to completion; the number of
-events is the number of completions, whatever their length.
+Every instance is a SimPy process that sleeps until its next boundary: the end of the step in
+which something of its own happens. A tool call and a load from the host are events of an
+attempt. At one time attempts come before instances, each by number, so that the order of
+events is a rule and not an accident; the compiled loop has the same one.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import simpy
 
-from flopwright.plan import rollout as policy
-from flopwright.simulator.engine.engine import Engine, Process
-from flopwright.simulator.rollouts.decode import steps_time_s, whole_steps
-from flopwright.simulator.rollouts.lengths import Ints
-from flopwright.spec.rollout import RolloutScenario
+from flopwright.plan import rollout_choices as policy
+from flopwright.simulator.rollouts import state as st
+from flopwright.simulator.rollouts.instance import Attempt, Instance, Queue
+from flopwright.simulator.rollouts.state import EventLog, PhaseResult, PhaseState
+
+_BY_INSTANCE: Final = 2**40  # behind every attempt in the order of events at one time
+
+
+class _Clock(simpy.Environment):
+    """SimPy with events at absolute times, so that no time is rounded twice."""
+
+    def at(self, time_s: float, priority: int) -> simpy.Event:
+        """Returns an event that happens at `time_s`; lower priorities first, 0 is SimPy's own."""
+        event = simpy.Event(self)
+        event._ok, event._value = True, None
+        heapq.heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
+        return event
 
 
 @dataclass(slots=True)
 class Phase:
-    """The shared state of one generation phase.
+    """The shared part of a phase: queue, completions, tools, log."""
 
-    Attributes:
-        attempts: rows of plan.rollout.ATTEMPT, by age; written in place.
-        lengths: tokens each row will have when complete; the policy never sees them.
-        needed: completions that end the phase.
-        waiting: rows without a slot, in admission order.
-        finish_s: time of each completion since the phase began, in order.
-        stop: fires when the policy says that the round is over.
-    """
-
-    engine: Engine
-    scenario: RolloutScenario
-    attempts: policy.Attempts
-    lengths: Ints
-    version: int
-    needed: int
-    stop: simpy.Event
-    start_s: float
-    waiting: deque[int] = field(default_factory=deque)
+    state: PhaseState
+    clock: _Clock = field(default_factory=lambda: _Clock())
+    attempts: list[Attempt] = field(default_factory=list)
+    instances: list[Instance] = field(default_factory=list)
+    pool: Queue = field(default_factory=lambda: Queue())
     finish_s: list[float] = field(default_factory=list)
+    finish_row: list[int] = field(default_factory=list)
+    completed: int = 0
+    overdue: int = 0
     over: bool = False
-    # single rows are touched at every completion: columns and a list are quick at that
-    status: Any = field(init=False)
-    tokens: Any = field(init=False)
-    first: Any = field(init=False)
-    total: list[int] = field(init=False)
-    strict: bool = field(init=False)
+    last_s: float = 0.0
+    servers: list[float] = field(default_factory=list)
+    host_used: int = 0
+    host_peak: int = 0
+    nvme_used: int = 0
+    counts: dict[str, Any] = field(default_factory=dict)
+    log: list[tuple[float, int, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.status = self.attempts["status"]
-        self.tokens = self.attempts["tokens"]
-        self.first = self.attempts["first"]
-        self.total = self.lengths.tolist()
-        self.strict = self.scenario.ties == "strict"
+        self.overdue = int(self.state.rows[:, st.MUST].sum())
+        self.servers = self.state.servers.tolist()
+        self.counts = dict.fromkeys(
+            ("preemptions", "evictions", "prefill_tokens", "recomputed_tokens", "loaded_tokens",
+             "tool_calls", "decoded_tokens", "events"), 0,
+        ) | {"prefill_s": 0.0, "tool_wait_s": 0.0}  # fmt: skip
+        self.attempts = [Attempt.read(self.state, row) for row in range(len(self.state.rows))]
+        self.instances = [Instance(self, i) for i in range(self.state.rules.instances)]
 
-    def finish(self, rows: list[int]) -> None:
-        """Counts rows that finished in one step, oldest first; ends the phase if that was it."""
-        done = len(self.finish_s)
-        counted = policy.count_completions(len(rows), done, self.needed, self.strict)
-        for place, row in enumerate(rows):
-            self.tokens[row] = self.total[row]
-            self.status[row] = policy.DONE if place < counted else policy.FINISHED
-        self.finish_s.extend([self.engine.now_s - self.start_s] * counted)
-        if not self.over and policy.round_over(len(self.finish_s), self.needed):
-            self.over = True
-            self.stop.succeed()
+    # ---- queue ---------------------------------------------------------------------------
 
+    def key(self, a: Attempt) -> float:
+        """Returns where an attempt stands in the queue."""
+        seen = int(self.state.seen[a.prompt])
+        return policy.queue_key(
+            self.state.rules.order, a.tokens > 0, a.tokens, a.estimate, self.is_probe(a), seen
+        )
 
-class Instance:
-    """One inference engine: a set of active attempts that advance a token a step together."""
+    def is_probe(self, a: Attempt) -> bool:
+        """Whether it is the oldest sample in flight of its prompt."""
+        return a.row == 0 or self.attempts[a.row - 1].prompt != a.prompt
 
-    def __init__(self, phase: Phase, slots: int) -> None:
-        self.phase = phase
-        self.slots = slots
-        self.busy_s = 0.0  # slot-seconds in which a slot decoded
-        self.kv_peak_tokens = 0
-        self._active: list[tuple[int, int]] = []  # heap of (step at which it finishes, row)
-        self._step = 0
-        self._context = 0
+    def enqueue(self, a: Attempt) -> None:
+        """Puts an attempt into the queue that it is taken from."""
+        rules = self.state.rules
+        line = self.instances[int(self.state.dealt[a.row])].dealt if rules.dealt else self.pool
+        line.push(self.key(a), a)
 
-    def admit(self, row: int) -> None:
-        """Gives a row a slot; it decodes from the next step on."""
-        phase = self.phase
-        tokens = int(phase.tokens[row])
-        phase.status[row] = policy.RUNNING
-        if phase.first[row] < 0:
-            phase.first[row] = phase.version
-        heapq.heappush(self._active, (self._step + phase.total[row] - tokens, row))
-        self._context += phase.scenario.prompt_tokens + tokens
-        self.kv_peak_tokens = max(self.kv_peak_tokens, self._context)
+    def rekey(self) -> None:
+        """Orders the queues anew: what was seen of a prompt has changed."""
+        for line in (self.pool, *(i.dealt for i in self.instances)):
+            waiting = [entry[2] for entry in line.heap]
+            line.heap.clear()
+            for a in waiting:
+                line.push(self.key(a), a)
 
-    def run(self) -> Process:
-        """Decodes until nothing is left or the phase ends."""
-        engine, decode = self.phase.engine, self.phase.scenario.decode
-        while self._active and not self.phase.over:
-            since, steps = engine.now_s, self._active[0][0] - self._step
-            pause_s = steps_time_s(decode, len(self._active), self._context, steps)
-            try:
-                yield engine.wait(pause_s)
-            except simpy.Interrupt:
-                pause_s = engine.now_s - since
-                # A step that the end of the round cuts off leaves no token.
-                steps = whole_steps(decode, len(self._active), self._context, pause_s, steps)
-            self.busy_s += len(self._active) * pause_s
-            self._step += steps
-            self._context += len(self._active) * steps
-            self.kv_peak_tokens = max(self.kv_peak_tokens, self._context)
-            self._complete()
+    # ---- completions ---------------------------------------------------------------------
 
-    def _complete(self) -> None:
-        rows = []
-        while self._active and self._active[0][0] == self._step:
-            rows.append(heapq.heappop(self._active)[1])
-        if not rows:
+    def finish(self, done: list[Attempt], now_s: float) -> None:
+        """Counts attempts that finished in one step, oldest first; ends the phase if that was it."""
+        state = self.state
+        for a in done:
+            counted = policy.counts_now(state.rules.strict, self.over)
+            a.status = st.DONE if counted else st.FINISHED
+            state.seen[a.prompt] = max(state.seen[a.prompt], a.total)
+            if counted:
+                self.finish_s.append(now_s)
+                self.finish_row.append(a.row)
+                self.overdue -= a.must
+                a.must = 0
+                state.left[a.prompt] -= 1
+                whole = state.left[a.prompt] == 0
+                self.completed += int(whole) if state.rules.groups else 1
+                if policy.round_over(self.completed, state.needed, self.overdue):
+                    self.over = True
+        if state.rules.order == policy.PROBE:
+            self.rekey()
+
+    # ---- tools ---------------------------------------------------------------------------
+
+    def call(self, a: Attempt, now_s: float) -> None:
+        """Starts the tool call after the turn that just ended."""
+        seconds = float(self.state.turn_s[a.turn])
+        begin_s = now_s
+        if self.servers:
+            begin_s = max(now_s, self.servers[0])
+            heapq.heapreplace(self.servers, begin_s + seconds)
+        a.ready_s = begin_s + seconds
+        a.context += int(self.state.turn_read[a.turn])
+        a.turn, a.turn_done, a.status = a.turn + 1, 0, st.TOOL
+        self.counts["tool_calls"] += 1
+        self.counts["tool_wait_s"] += begin_s - now_s
+        self.expect(a, a.ready_s)
+
+    def expect(self, a: Attempt, time_s: float) -> None:
+        """Makes something happen to an attempt at a time: a tool answers, a load ends."""
+        event = self.clock.at(time_s, 1 + a.row)
+        event.callbacks.append(lambda _: self._happens(a, time_s))  # type: ignore[union-attr]
+
+    def _happens(self, a: Attempt, time_s: float) -> None:
+        if self.over or a.ready_s != time_s or a.status not in {st.TOOL, st.LOADING}:
             return
-        prompt = self.phase.scenario.prompt_tokens
-        self._context -= sum(self.phase.total[row] + prompt for row in rows)
-        self.phase.finish(rows)
-        if not self.phase.over:
-            waiting = self.phase.waiting
-            for _ in range(policy.admit_count(len(waiting), self.slots - len(self._active))):
-                self.admit(waiting.popleft())
+        self.last_s = time_s
+        self.counts["events"] += 1
+        home = self.instances[a.home]
+        if a.status == st.LOADING:
+            home.loaded.append(a)
+            self.note(time_s, st.LOADED, a, home)
+            home.nudge(time_s)
+        else:
+            home.returned(a, time_s)
 
-    def cut(self) -> None:
-        """Writes back the tokens of what the end of the round cut off."""
-        for finish, row in self._active:
-            self.phase.tokens[row] = self.phase.total[row] - (finish - self._step)
+    # ---- caches off the GPU --------------------------------------------------------------
+
+    def stow(self, a: Attempt) -> None:
+        """Takes a cache that leaves its GPU into the pool, if that has room."""
+        rules = self.state.rules
+        total = rules.instances
+        where = policy.cache_goes(
+            a.cached,
+            rules.host_tokens * total - self.host_used,
+            rules.nvme_tokens * total - self.nvme_used,
+        )
+        a.place = where
+        if where == policy.ON_HOST:
+            self.host_used += a.cached
+            self.host_peak = max(self.host_peak, self.host_used)
+        elif where == policy.ON_NVME:
+            self.nvme_used += a.cached
+        else:
+            a.cached = 0
+
+    def unstow(self, a: Attempt) -> None:
+        """Frees the room of a cache in the pool."""
+        if a.place == policy.ON_HOST:
+            self.host_used -= a.cached
+        elif a.place == policy.ON_NVME:
+            self.nvme_used -= a.cached
+
+    # ---- the run -------------------------------------------------------------------------
+
+    def note(self, time_s: float, kind: int, a: Attempt | None, where: Instance | None) -> None:
+        """Writes an entry of the log."""
+        row = -1 if a is None else int(self.state.rows[a.row, st.ID])
+        block = self.state.rules.block
+        used = 0 if where is None else where.used * block
+        self.log.append((time_s, kind, row, -1 if where is None else where.index, used))
+
+    def begin(self) -> None:
+        """Puts every attempt where it stands at the start, and fills the instances."""
+        surplus = [a for a in self.attempts if a.status == st.FINISHED]
+        for a in self.attempts:
+            if a.place == policy.ON_HOST:
+                self.host_used += a.cached
+            elif a.place == policy.ON_NVME:
+                self.nvme_used += a.cached
+            elif a.place == policy.ON_GPU:
+                self.instances[a.home].settle_in(a)
+        self.host_peak = self.host_used
+        self.finish(surplus, 0.0)
+        for a in surplus:
+            self.note(0.0, st.FINISH, a, None)
+        if self.over:
+            return
+        for a in self.attempts:
+            if a.status == st.TOOL:
+                self.instances[a.home].begun += 1
+                self.expect(a, max(a.ready_s, 0.0))
+                a.ready_s = max(a.ready_s, 0.0)
+            elif a.status in {st.QUEUED, st.PARKED}:
+                if a.place == policy.ON_GPU:
+                    self.instances[a.home].begun += 1
+                    self.instances[a.home].own.push(-1.0, a)
+                else:
+                    self.enqueue(a)
+        for instance in self.instances:
+            instance.fill(0.0)
+        self.share_out()
+        for instance in self.instances:
+            instance.plan()
+
+    def share_out(self) -> None:
+        """Gives the shared queue, from its head, to the emptiest instances that admit it."""
+        while (a := self.pool.head) is not None:
+            open_ = [not i.own.heap and i.admits(a, own=False) for i in self.instances]
+            best = policy.least_loaded([len(i.admitted) for i in self.instances], open_)
+            if best < 0:
+                return
+            self.pool.pop()
+            self.instances[best].begun += 1
+            self.instances[best].admit(a, 0.0)
+
+    def spread(self, source: Instance, now_s: float) -> None:
+        """Wakes the emptiest other instance for what the queue holds (divided rollout)."""
+        if self.pool.heap and self.state.rules.chunk:
+            others = [i is not source and not i.blocked for i in self.instances]
+            best = policy.least_loaded([len(i.admitted) for i in self.instances], others)
+            if best >= 0:
+                self.instances[best].nudge(now_s)
+
+    def close(self, end_s: float) -> None:
+        """Stops every instance at the end: whole steps count, a step cut off leaves no token."""
+        for instance in self.instances:
+            instance.close(end_s)
+        self.note(end_s, st.END, None, None)
 
 
-def generate(phase: Phase) -> Generator[simpy.Event, Any, list[Instance]]:
-    """Runs one generation phase; returns its instances with what they counted.
+def generate(state: PhaseState, log: bool = False) -> PhaseResult:
+    """Runs one generation phase; writes back what became of every attempt.
 
-    At its end every row of `phase.attempts` is DONE, FINISHED (surplus of a strict tie),
-    PARKED or QUEUED.
+    At its end every row is DONE, FINISHED (surplus of a strict tie), TOOL, PARKED or QUEUED.
     """
-    scenario, engine = phase.scenario, phase.engine
-    slots = scenario.slots_per_instance or len(phase.attempts)
-    surplus = np.flatnonzero(phase.attempts["status"] == policy.FINISHED)
-    if len(surplus):
-        phase.finish(surplus.tolist())
-    instances = [Instance(phase, slots) for _ in range(scenario.instances)]
+    phase = Phase(state)
+    phase.begin()
     if not phase.over:
-        order = policy.admission_order(phase.attempts)
-        where = policy.place(len(order), np.full(scenario.instances, slots, dtype=np.int64))
-        for row, index in zip(order[: len(where)].tolist(), where.tolist(), strict=True):
-            instances[index].admit(row)
-        phase.waiting.extend(order[len(where) :].tolist())
-        processes = [engine.start(instance.run()) for instance in instances]
-        yield phase.stop
-        for process in processes:
-            if process.is_alive:
-                process.interrupt("round over")
-        yield engine.all_of([*processes])
-    for instance in instances:
-        instance.cut()
-    policy.park(phase.attempts)
-    return instances
+        for instance in phase.instances:
+            instance.process = phase.clock.process(instance.run())
+        while not phase.over and phase.clock.peek() < np.inf:
+            phase.clock.step()
+    end_s = phase.last_s
+    assert phase.over or state.rules.budget, "a phase stalled"
+    phase.close(end_s)
+    for a in phase.attempts:
+        a.write(state)
+    state.servers[:] = sorted(phase.servers)
+    state.limits[:] = [i.limit for i in phase.instances]
+    return _result(phase, end_s, log)
+
+
+def _result(phase: Phase, end_s: float, log: bool) -> PhaseResult:
+    columns = np.array(phase.log, dtype=np.float64).reshape(-1, 5)
+    entries = EventLog(
+        time_s=columns[:, 0],
+        kind=columns[:, 1].astype(np.int64),
+        attempt=columns[:, 2].astype(np.int64),
+        instance=columns[:, 3].astype(np.int64),
+        kv_tokens=columns[:, 4].astype(np.int64),
+    )
+    return PhaseResult(
+        end_s=end_s,
+        finish_s=np.array(phase.finish_s, dtype=np.float64),
+        finish_row=np.array(phase.finish_row, dtype=np.int64),
+        busy_s=np.array([i.busy_s for i in phase.instances]),
+        kv_peak=np.array([i.peak for i in phase.instances]),
+        host_peak=phase.host_peak,
+        log=entries if log else None,
+        **phase.counts,
+    )

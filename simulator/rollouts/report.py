@@ -111,15 +111,16 @@ def round_report(
     rate, error = _rate(completed, seconds)
     steady = mean_round(metrics)
     tokens = sum(int(r.lengths.sum()) for r in records)
-    per_token = scenario.kv.per_token_bytes
+    per_token = scenario.kv_bytes_per_token
+    held = scenario.kv_capacity_tokens
     # One that has not started holds no KV: it waits outside the engines.
     parked_attempts = round(sum(r.carried for r in records) / len(records))
     parked = steady.parked_tokens + parked_attempts * scenario.prompt_tokens
     return RoundReport(
         scenario=scenario.name,
-        stop_fraction=scenario.stop_fraction,
+        stop_fraction=scenario.fraction,
         attempts_in_flight=scenario.num_attempts,
-        stop_count=stop_count(scenario.num_attempts, scenario.stop_fraction),
+        stop_count=stop_count(scenario.num_attempts, scenario.fraction),
         num_gpus=scenario.num_gpus,
         seed=seed,
         warmup_rounds=warmup,
@@ -131,10 +132,10 @@ def round_report(
         trained_staleness=_histogram([r.trained_lags for r in records]),
         off_policy_share=sum(r.off_policy_tokens for r in records) / tokens,
         mean_completed_length=tokens / int(completed.sum()),
-        kv_peak_bytes=steady.kv_peak_tokens * per_token,
-        kv_capacity_bytes=scenario.kv.capacity_bytes,
+        kv_peak_bytes=round(steady.kv_peak_tokens * per_token),
+        kv_capacity_bytes=None if held is None else round(held * per_token),
         parked_attempts=parked_attempts,
-        parked_bytes=parked * per_token,
+        parked_bytes=round(parked * per_token),
         completion_curve=_curve(records[-1].finish_s, scenario.num_attempts),
         closed_forms=theory(scenario),
         assumptions=ASSUMPTIONS + assumed(scenario),
@@ -200,7 +201,7 @@ def _curve(finish_s: Floats, num_attempts: int) -> tuple[tuple[float, float], ..
 
 def theory(scenario: RolloutScenario) -> dict[str, float]:
     """Returns what closed forms say of the steady state; entries that do not apply are absent."""
-    lengths, fraction = scenario.lengths, scenario.stop_fraction
+    lengths, fraction = scenario.lengths, scenario.fraction
     mean = closed_forms.mean_length(lengths)
     out = {
         "mean_length": mean,
