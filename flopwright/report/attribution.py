@@ -42,6 +42,15 @@ def exposed_by_rank(
     return {rank: _exposed(mine[rank], step_time_s) for rank in sorted(mine)}
 
 
+def busy_by_rank(events: Iterable[TraceEvent]) -> dict[int, dict[str, float]]:
+    """Returns seconds by time class of every rank, hidden ones included: sums of durations."""
+    out: dict[int, dict[str, float]] = {}
+    for event in events:
+        mine = out.setdefault(event.rank, {})
+        mine[event.cls] = mine.get(event.cls, 0.0) + event.end_s - event.start_s
+    return {rank: out[rank] for rank in sorted(out)}
+
+
 def busy_time(exposed: dict[str, float]) -> float:
     """Returns the seconds in which a rank did something: all but "idle"."""
     return sum(seconds for cls, seconds in exposed.items() if cls != "idle")

@@ -5,6 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from flopwright.report.causes import (
+    Cause,
+    Seen,
+    class_suspects,
+    memory_seen,
+    name_causes,
+    time_sigma,
+)
+from flopwright.report.findings import (
+    ErrorSplit,
+    Finding,
+    KernelRow,
+    LinkRow,
+    RankRow,
+    class_finding,
+    ordered,
+)
 from flopwright.report.metrics import (
     MEMORY_CLASSES,
     TIME_CLASSES,
@@ -15,7 +32,6 @@ from flopwright.report.metrics import (
     StepMetrics,
 )
 from flopwright.spec.base import Spec
-from flopwright.units import show_bytes, show_seconds
 
 Unit = Literal["s", "tokens/s", "FLOP/s", "bytes", "fraction"]
 
@@ -52,17 +68,6 @@ class ClassComparison(Spec):
     share: float
 
 
-class Finding(Spec):
-    """The class that adds most to the error of its whole."""
-
-    kind: Literal["time", "memory"]
-    name: str
-    predicted: float
-    measured: float
-    share: float
-    text: str
-
-
 class Comparison(Spec):
     """A prediction beside the measurement of the same plan.
 
@@ -71,6 +76,9 @@ class Comparison(Spec):
         memory_classes: of the fullest stage; "reserved" left out, which only the
             measurement's allocator knows.
         worst: what to look at first; None where neither side has classes.
+        findings: all that stands out of the noise, the largest effect first.
+        split: cost and structure error of the step time; None where nobody replayed it.
+        ranks, links, kernels: who took how long, where the run told them apart.
         noise_floor: how far one plan measured twice in the same launch differed.
     """
 
@@ -84,6 +92,11 @@ class Comparison(Spec):
     time_classes: tuple[ClassComparison, ...]
     memory_classes: tuple[ClassComparison, ...]
     worst: Finding | None = None
+    findings: tuple[Finding, ...] = ()
+    split: ErrorSplit | None = None
+    ranks: tuple[RankRow, ...] = ()
+    links: tuple[LinkRow, ...] = ()
+    kernels: tuple[KernelRow, ...] = ()
     noise_floor: float | None = None
 
     def error(self, metric: str) -> float | None:
@@ -97,7 +110,11 @@ def signed_error(predicted: float, measured: float) -> float | None:
 
 
 def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
-    """Returns the comparison of a prediction with the measurement of the same plan."""
+    """Returns the comparison of a prediction with the measurement of the same plan.
+
+    What stands out is looked for in time and memory classes alone; `simulator.comparison`
+    also looks at ranks, links and kernels, and splits the error in two.
+    """
     measured = measurement.metrics
     prediction = _as_counted(prediction, measured)
     predicted = prediction.metrics
@@ -115,6 +132,8 @@ def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
         if tensor_bytes
         else ()
     )
+    causes = class_causes(predicted, measured, measurement.noise_floor or 0.0)
+    findings = ordered(causes, measured.step_time_s, [tensor_bytes], None)
     return Comparison(
         plan_name=measurement.plan_name,
         measurement_id=measurement.id,
@@ -124,7 +143,8 @@ def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
         metrics=_metrics(prediction, measured),
         time_classes=time_classes,
         memory_classes=memory_classes,
-        worst=_worst(time_classes, memory_classes),
+        worst=findings[0] if findings else largest(time_classes, memory_classes),
+        findings=findings,
         noise_floor=measurement.noise_floor,
     )
 
@@ -213,25 +233,43 @@ def _classes(
     )
 
 
-def _worst(
+def class_causes(predicted: StepMetrics, measured: StepMetrics, noise: float) -> tuple[Cause, ...]:
+    """Returns the time classes and the fullest stage's memory classes that stand out.
+
+    Waiting is nobody's class: it follows from the others.
+
+    Args:
+        noise: by how much times differ for no reason, as a share.
+    """
+    step_s = measured.step_time_s
+    names = [c for c in dict.fromkeys([*predicted.time_s, *measured.time_s]) if c != "idle"]
+    seen = [
+        Seen(of="time", name=n, ranks=(0,), predicted=p, measured=m,
+             sigma=time_sigma(p, m, step_s, noise))
+        for n in names
+        for p, m in [(predicted.time_s.get(n, 0.0), measured.time_s.get(n, 0.0))]
+        if p > 0 or m > 0
+    ]  # fmt: skip
+    if measured.memory_bytes:
+        mine, theirs = _fullest_stage(predicted, measured), _fullest_stage(measured, measured)
+        seen += memory_seen([mine], [theirs])
+    return name_causes(seen, class_suspects(seen))
+
+
+def tensors_by_stage(metrics: StepMetrics) -> list[int]:
+    """Returns each stage's bytes in tensors."""
+    return [sum(v for k, v in s.items() if k != "reserved") for s in metrics.memory_bytes]
+
+
+def largest(
     time_classes: Sequence[ClassComparison], memory_classes: Sequence[ClassComparison]
 ) -> Finding | None:
-    found = [("time", c) for c in time_classes] + [("memory", c) for c in memory_classes]
+    """Returns the class that moves its whole most, where none stands out of the noise."""
+    found: list[tuple[Literal["time", "memory"], ClassComparison]] = [
+        *(("time", c) for c in time_classes),
+        *(("memory", c) for c in memory_classes),
+    ]
     if not found:
         return None
     kind, worst = max(found, key=lambda pair: abs(pair[1].share))
-    show = show_seconds if kind == "time" else show_bytes
-    whole = "step" if kind == "time" else "fullest stage's tensors"
-    side = "too much" if worst.share > 0 else "too little"
-    text = (
-        f"{worst.name} ({kind}): predicted {show(worst.predicted)}, "
-        f"measured {show(worst.measured)}; {abs(worst.share):.1%} of the {whole} {side}"
-    )
-    return Finding(
-        kind="time" if kind == "time" else "memory",
-        name=worst.name,
-        predicted=worst.predicted,
-        measured=worst.measured,
-        share=worst.share,
-        text=text,
-    )
+    return class_finding(kind, worst.name, worst.predicted, worst.measured, worst.share)

@@ -15,12 +15,17 @@ class ComparedRun(Spec):
 
     Attributes:
         held_out: the calibration behind `after` did not learn from this measurement.
+        plan, phase, stack_id: what runs are grouped by beside their name: the split in short,
+            the part of a training, hardware and software.
         before: None where no calibration to compare with was named.
     """
 
     plan_name: str
     measurement_id: str
     held_out: bool
+    plan: str = ""
+    phase: str = ""
+    stack_id: str = ""
     before: Comparison | None = None
     after: Comparison
 

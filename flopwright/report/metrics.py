@@ -8,7 +8,7 @@ against the dense peak of the compute dtype; HFU counts what was executed.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AllowInfNan,
@@ -20,7 +20,7 @@ from pydantic import (
     PositiveFloat,
 )
 
-from flopwright.spec.base import Spec
+from flopwright.spec.base import Grown, Spec
 
 # Time classes of a step, exposed (not hidden behind compute); they and "idle" sum to the step.
 # "host" is what the processor waits for the program that launches its work.
@@ -179,7 +179,41 @@ Loss = Annotated[
 ]
 
 
-class Measurement(Spec):
+class RankMetrics(Spec):
+    """What one rank was busy with in a step; waiting for partners is nobody's work, and left out.
+
+    Attributes:
+        stage: its pipeline stage.
+        time_s: seconds by time class, hidden ones included, so that they need not sum to the
+            step.
+        kernel_s: seconds of compute by kernel class (gemm, grouped_gemm, attention,
+            attention_backward, memory_bound, optimizer, quantize, head), where a profiler saw
+            kernels; empty where only whole actions were timed.
+    """
+
+    rank: NonNegativeInt
+    stage: NonNegativeInt
+    time_s: dict[str, NonNegativeFloat]
+    kernel_s: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+
+
+class LinkTime(Spec):
+    """What travelled in a step between the same ranks: seconds from the last partner's arrival.
+
+    Attributes:
+        cls: time class of the traffic.
+        ranks: (sender, receiver) of pipeline messages, else the group of a collective.
+        seconds, nbytes, count: of all its messages in a step together.
+    """
+
+    cls: str
+    ranks: tuple[NonNegativeInt, ...]
+    seconds: NonNegativeFloat
+    nbytes: NonNegativeFloat = 0.0
+    count: NonNegativeFloat = 0.0
+
+
+class Measurement(Grown):
     """What a real run showed: medians over kept steps, and the spread around them.
 
     Attributes:
@@ -188,7 +222,11 @@ class Measurement(Spec):
         discarded_steps: warm-up steps not kept.
         mismatch: what differed from the plan and was allowed by --allow-mismatch.
         losses: training loss by step (nats a token), all steps.
+        ranks, links: each rank's busy seconds and each link's; empty where only the whole step
+            was timed.
     """
+
+    later_fields: ClassVar[tuple[str, ...]] = ("ranks", "links")
 
     kind: Literal["measurement"] = "measurement"
     id: str
@@ -205,3 +243,5 @@ class Measurement(Spec):
     held_out_loss: Loss | None = None
     noise_floor: float | None = None
     mismatch: tuple[str, ...] = ()
+    ranks: tuple[RankMetrics, ...] = ()
+    links: tuple[LinkTime, ...] = ()

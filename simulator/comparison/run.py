@@ -1,0 +1,126 @@
+"""A measured run beside what calibrations predict for its plan, as far as it can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flopwright.plan.file import PlanFile
+from flopwright.report.compare import Comparison, compare, largest, tensors_by_stage
+from flopwright.report.compare_report import ComparedRun
+from flopwright.report.findings import KernelRow, LinkRow, RankRow, ordered
+from flopwright.report.metrics import Measurement
+from flopwright.report.trace import TraceEvent
+from flopwright.simulator.calibration.model import Calibration
+from flopwright.simulator.calibration.repredict import plan_of, predict_measurement
+from flopwright.simulator.comparison.parts import COMPUTE, Parts, predicted_parts
+from flopwright.simulator.comparison.split import split_error
+from flopwright.simulator.comparison.suspects import causes_of, predicted_link
+
+
+def compared(
+    calibration: Calibration, measurement: Measurement, trace: Sequence[TraceEvent] = ()
+) -> Comparison:
+    """Returns one calibration's prediction beside the measurement, what stands out, and why.
+
+    Args:
+        trace: all ranks' actions of one step, if they were kept.
+    """
+    plan = plan_of(measurement)
+    prediction = predict_measurement(calibration, measurement)
+    plain = compare(prediction, measurement)
+    split = split_error(plan.scenario, plan.parallel, calibration, prediction, measurement, trace)
+    parts = predicted_parts(plan.scenario, plan.parallel, calibration)
+    findings = plain.findings
+    if measurement.ranks:
+        causes = causes_of(plan.scenario, plan.parallel, calibration, prediction, measurement)
+        metrics = measurement.metrics
+        findings = ordered(causes, metrics.step_time_s, tensors_by_stage(metrics), split)
+    worst = findings[0] if findings else largest(plain.time_classes, plain.memory_classes)
+    return plain.model_copy(
+        update={
+            "findings": findings,
+            "worst": worst,
+            "split": split,
+            "ranks": _rank_rows(parts, measurement),
+            "links": _link_rows(plan, parts, measurement),
+            "kernels": _kernel_rows(parts, measurement),
+        }
+    )
+
+
+def compared_run(
+    measurement: Measurement,
+    before: Calibration | None,
+    after: Calibration,
+    trace: Sequence[TraceEvent] = (),
+) -> ComparedRun:
+    """Returns a measurement beside its predictions (`before` None: nothing to compare with)."""
+    plan = plan_of(measurement)
+    return ComparedRun(
+        plan_name=measurement.plan_name,
+        measurement_id=measurement.id,
+        held_out=measurement.id not in after.measurements,
+        plan=plan.parallel.label(),
+        phase=phase_of(plan),
+        stack_id=measurement.fingerprint.stack_id(),
+        before=None if before is None else compare(
+            predict_measurement(before, measurement), measurement
+        ),
+        after=compared(after, measurement, trace),
+    )  # fmt: skip
+
+
+def phase_of(plan: PlanFile) -> str:
+    """Returns what part of a training a plan is for: "pretrain, 4,096 tokens"."""
+    workload = plan.scenario.workload
+    return f"{workload.kind}, {workload.seq_len:,} tokens"
+
+
+def _rank_rows(parts: Parts, measurement: Measurement) -> tuple[RankRow, ...]:
+    def split(time_s: dict[str, float]) -> tuple[float, float]:
+        compute = sum(s for c, s in time_s.items() if c in COMPUTE)
+        other = sum(s for c, s in time_s.items() if c.endswith("_comm"))
+        return compute, other
+
+    rows = []
+    for rank in measurement.ranks:
+        predicted = dict(parts.time_s[rank.stage])
+        # Messages stand at their receiver in a run, and at no class of a stage here.
+        predicted["pp_comm"] = sum(s for w, s in parts.messages_s.items() if w[1] == rank.stage)
+        mine, theirs = split(predicted), split(rank.time_s)
+        rows.append(
+            RankRow(
+                rank=rank.rank,
+                stage=rank.stage,
+                compute_predicted_s=mine[0],
+                compute_measured_s=theirs[0],
+                traffic_predicted_s=mine[1],
+                traffic_measured_s=theirs[1],
+            )
+        )
+    return tuple(rows)
+
+
+def _link_rows(plan: PlanFile, parts: Parts, measurement: Measurement) -> tuple[LinkRow, ...]:
+    return tuple(
+        LinkRow(
+            cls=link.cls,
+            ranks=link.ranks,
+            predicted_s=predicted_link(plan.parallel, parts, measurement, link),
+            measured_s=link.seconds,
+        )
+        for link in measurement.links
+    )
+
+
+def _kernel_rows(parts: Parts, measurement: Measurement) -> tuple[KernelRow, ...]:
+    seen = [r for r in measurement.ranks if r.kernel_s]
+    names = dict.fromkeys(k for r in seen for k in [*parts.kernel_s[r.stage], *r.kernel_s])
+    return tuple(
+        KernelRow(
+            name=name,
+            predicted_s=sum(parts.kernel_s[r.stage].get(name, 0.0) for r in seen) / len(seen),
+            measured_s=sum(r.kernel_s.get(name, 0.0) for r in seen) / len(seen),
+        )
+        for name in names
+    )
