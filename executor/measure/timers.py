@@ -174,9 +174,17 @@ def _partner_keys(events: Sequence[TraceEvent], mesh: Mesh) -> list[_Key | None]
             keys.append(None)
             continue
         seen[event.name] = seen.get(event.name, -1) + 1
-        group = mesh.group_of(_group_name(event), event.rank)
+        group = partner_group(event, mesh)
+        assert group is not None, "communication is between somebody"
         keys.append((group, _shared_name(event.name), seen[event.name]))
     return keys
+
+
+def partner_group(event: TraceEvent, mesh: Mesh) -> tuple[int, ...] | None:
+    """Returns the ranks among which an event's communication is; None of other events."""
+    if event.cls not in _GROUP_OF_CLASS:
+        return None
+    return mesh.group_of(_group_name(event), event.rank)
 
 
 def _group_name(event: TraceEvent) -> str:

@@ -24,6 +24,7 @@ from flopwright.executor.launch.request import (
 from flopwright.executor.measure.fingerprint import fingerprint
 from flopwright.executor.measure.memory import fullest_by_stage
 from flopwright.executor.measure.protocol import StepTimes, noise_floor, summarise
+from flopwright.executor.measure.rank_times import link_times, rank_metrics
 from flopwright.executor.measure.rates import rates
 from flopwright.executor.measure.timers import StepTrace, without_waiting
 from flopwright.executor.parallel.groups import gather_bytes
@@ -82,7 +83,7 @@ def make_measurement(
     history: History,
     times: StepTimes,
     memory_bytes: tuple[dict[str, int], ...],
-    held_out: float,
+    held_out: float | None,
     floor: float | None,
 ) -> Measurement:
     """Returns the record of one plan's run."""
@@ -100,6 +101,8 @@ def make_measurement(
         "held_out_loss": held_out,
         "noise_floor": floor,
         "mismatch": request.mismatch,
+        "ranks": rank_metrics(history.traces, trial.mesh),
+        "links": link_times(history.traces, trial.mesh),
     }
     unnamed = Measurement(id="", **body)
     digest = hashlib.sha256(unnamed.model_dump_json().encode()).hexdigest()
