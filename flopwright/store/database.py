@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
-from sqlalchemy import Connection, Engine, inspect, select, text
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection, Engine, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from flopwright.errors import InputError, Violation, did_you_mean
 from flopwright.report.metrics import Measurement
+from flopwright.report.records import AnyRecord, Record
+from flopwright.report.trace import Trace, TraceEvent
 from flopwright.store.engine import make_engine, parse_url, transaction
+from flopwright.store.schema_state import check_health, check_or_make_schema
 from flopwright.store.tables import (
-    OWNER,
-    STORE_SCHEMA,
-    Base,
     MeasurementRow,
-    SchemaRow,
+    RecordRow,
+    TraceRow,
+    record_values,
     row_values,
 )
+from flopwright.store.traces import MAX_EVENTS, packed, unpacked
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Any constant will do: it keeps two processes from making the tables at the same time.
-_POSTGRES_LOCK: Final = 0x666C6F70
+_R = TypeVar("_R")
 
 
 def default_url() -> str:
@@ -60,8 +62,8 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
         raise InputError(_absent(url))
     engine = make_engine(parse_url(url or default_url()))
     with transaction(engine, write=True) as connection:
-        _check_health(connection)
-        _check_or_create_schema(connection)
+        check_health(connection)
+        check_or_make_schema(connection)
     return Store(engine)
 
 
@@ -101,30 +103,70 @@ class Store:
         """Closes the connections; the store opens them again when it is used again."""
         self._engine.dispose()
 
-    def add(self, measurement: Measurement) -> bool:
+    def add(self, measurement: Measurement, trace: Sequence[TraceEvent] = ()) -> bool:
         """Adds a measurement; returns False where it was already there.
+
+        Args:
+            trace: every rank's actions of a typical step, kept for replaying it; one of more
+                than MAX_EVENTS is left out.
 
         Raises:
             InputError: another measurement already has this id.
         """
-        return self.add_all([measurement]) == 1
+        new = self.add_all([measurement]) == 1
+        if trace and len(trace) <= MAX_EVENTS:
+            values = {"measurement_id": measurement.id, "events": packed(trace)}
+            with transaction(self._engine, write=True) as connection:
+                connection.execute(self._insert(TraceRow, values, "measurement_id"))
+        return new
+
+    def trace(self, measurement_id: str) -> Trace:
+        """Returns a measurement's trace, empty where none was kept."""
+        query = select(TraceRow.events).where(TraceRow.measurement_id == measurement_id)
+        with transaction(self._engine) as connection:
+            found = connection.execute(query).scalar()
+        return () if found is None else unpacked(found, f"traces.{measurement_id}")
+
+    def add_record(self, record: Record) -> bool:
+        """Adds rounds, stages or an engine's log; returns False where it was already there.
+
+        Raises:
+            InputError: another record already has this id.
+        """
+        values = record_values(record)
+        with transaction(self._engine, write=True) as connection:
+            if connection.execute(self._insert(RecordRow, values, "id")).rowcount == 1:
+                return True
+            _refuse_other(connection, RecordRow, record.id, values["payload"])
+        return False
+
+    def records(self, *, kind: str | None = None, name: str | None = None) -> list[Record]:
+        """Returns the other records that match every given filter, oldest first."""
+        query = select(RecordRow.id, RecordRow.payload)
+        for column, wanted in ((RecordRow.kind, kind), (RecordRow.name, name)):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        with transaction(self._engine) as connection:
+            rows = connection.execute(query.order_by(RecordRow.created, RecordRow.id)).all()
+        reader: TypeAdapter[Record] = TypeAdapter(AnyRecord)
+        return [self._read(reader, f"records.{row.id}", row.payload) for row in rows]
+
+    def _insert(self, table: type[Any], values: dict[str, Any], key: str) -> Any:
+        """Returns the statement that adds a row unless its key is there."""
+        insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
+        return insert(table).values(**values).on_conflict_do_nothing(index_elements=[key])
 
     def add_all(self, measurements: Iterable[Measurement]) -> int:
         """Adds all measurements or, on an error, none; returns how many were new."""
-        insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
         new = 0
         with transaction(self._engine, write=True) as connection:
             for measurement in measurements:
                 values = row_values(measurement)
-                statement = (
-                    insert(MeasurementRow)
-                    .values(**values)
-                    .on_conflict_do_nothing(index_elements=["id"])
-                )
+                statement = self._insert(MeasurementRow, values, "id")
                 if connection.execute(statement).rowcount == 1:
                     new += 1
                 else:
-                    _refuse_other(connection, measurement.id, values["payload"])
+                    _refuse_other(connection, MeasurementRow, measurement.id, values["payload"])
         return new
 
     def measurements(
@@ -150,97 +192,37 @@ class Store:
         query = query.order_by(MeasurementRow.created, MeasurementRow.id)
         with transaction(self._engine) as connection:
             rows = connection.execute(query).all()
-        return [self._read(row.id, row.payload) for row in rows]
+        reader = TypeAdapter(Measurement)
+        return [self._read(reader, f"measurements.{row.id}", row.payload) for row in rows]
 
-    def _read(self, row_id: str, payload: Any) -> Measurement:
+    def _read(self, reader: TypeAdapter[_R], field: str, payload: Any) -> _R:
         try:
-            return Measurement.model_validate(payload)
+            return reader.validate_python(payload)
         except ValidationError as error:
             raise InputError(
                 Violation(
-                    field=f"measurements.{row_id}",
+                    field=field,
                     rule=f"the stored record cannot be read: {error.errors()[0]['msg']}",
                     file=self.url,
                 )
             ) from error
 
     def frame(self) -> pd.DataFrame:
-        """Returns all measurements as one table; see `flopwright.store.frame`."""
-        from flopwright.store.frame import measurements_frame
+        """Returns everything as one table; see `flopwright.store.frame`."""
+        from flopwright.store.frame import joined, measurements_frame, records_frame
 
-        return measurements_frame(self.measurements())
-
-
-def _check_health(connection: Connection) -> None:
-    """Refuses a damaged SQLite file; PostgreSQL looks after itself."""
-    if connection.dialect.name != "sqlite":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _POSTGRES_LOCK})
-        return
-    found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-    if found != "ok":
-        raise InputError(
-            Violation(
-                file=str(connection.engine.url.database),
-                rule=f"the file is damaged: {found}",
-                nearest_fix="restore a copy, or move it away and a new store is made",
-            )
-        )
+        return joined([measurements_frame(self.measurements()), records_frame(self.records())])
 
 
-def _check_or_create_schema(connection: Connection) -> None:
-    where = connection.engine.url.render_as_string(hide_password=True)
-    existing = set(inspect(connection).get_table_names())
-    if not existing & {SchemaRow.__tablename__, MeasurementRow.__tablename__}:
-        # A database with only foreign tables is somebody else's, unless it is a shared
-        # server, where other programs' tables are normal.
-        if existing and connection.dialect.name == "sqlite":
-            raise InputError(_not_ours(where))
-        Base.metadata.create_all(connection)
-        connection.execute(
-            SchemaRow.__table__.insert().values(owner=OWNER, version=STORE_SCHEMA)  # type: ignore[attr-defined]
-        )
-        return
-    if SchemaRow.__tablename__ not in existing or not _owned(connection):
-        raise InputError(_not_ours(where))
-    version = connection.execute(
-        select(SchemaRow.version).where(SchemaRow.owner == OWNER)
-    ).scalar()
-    if version is None:
-        raise InputError(_not_ours(where))
-    if version > STORE_SCHEMA:
-        raise InputError(
-            Violation(
-                file=where,
-                field="schema_version",
-                value=str(version),
-                rule="written by a newer flopwright",
-                limit=str(STORE_SCHEMA),
-                nearest_fix="upgrade flopwright",
-            )
-        )
-
-
-def _owned(connection: Connection) -> bool:
-    columns = {c["name"] for c in inspect(connection).get_columns(SchemaRow.__tablename__)}
-    return {"owner", "version"} <= columns
-
-
-def _not_ours(where: str) -> Violation:
-    return Violation(
-        file=where,
-        rule="the database belongs to another program",
-        nearest_fix="name another file; a new store is made there",
-    )
-
-
-def _refuse_other(connection: Connection, row_id: str, payload: Any) -> None:
-    query = select(MeasurementRow.payload).where(MeasurementRow.id == row_id)
+def _refuse_other(connection: Connection, table: type[Any], row_id: str, payload: Any) -> None:
+    query = select(table.payload).where(table.id == row_id)
     if connection.execute(query).scalar() != payload:
+        what = table.__tablename__.removesuffix("s")
         raise InputError(
             Violation(
-                field="measurement.id",
+                field=f"{what}.id",
                 value=row_id,
-                rule="the store already holds another measurement under this id",
-                nearest_fix="give the run another id; measurements are never overwritten",
+                rule=f"the store already holds another {what} under this id",
+                nearest_fix=f"give the run another id; {what}s are never overwritten",
             )
         )

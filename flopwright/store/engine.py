@@ -18,6 +18,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from flopwright.errors import InputError, Violation
+from flopwright.store.network_fs import refuse_network_file
 
 BUSY_TIMEOUT_S: Final = 30.0
 _BEGIN: Final = "flopwright_begin"
@@ -57,7 +58,8 @@ def make_engine(url: URL) -> Engine:
     """Returns an engine for `url`; nothing is connected yet.
 
     Raises:
-        InputError: the PostgreSQL driver is not installed, or the file's folder cannot be made.
+        InputError: the PostgreSQL driver is not installed, the file lies on a network file
+            system, or its folder cannot be made.
     """
     shown = url.render_as_string(hide_password=True)
     try:
@@ -81,6 +83,7 @@ def make_engine(url: URL) -> Engine:
 def _prepare_folder(url: URL) -> None:
     if not url.database or url.database == ":memory:":
         return
+    refuse_network_file(Path(url.database))
     folder = Path(url.database).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The store's two tables: which schema this is, and the measurements.
+"""The store's tables: which schema this is, measurements, their traces, and other records.
 
 The columns beside `payload` are copies for filtering; `payload` is the whole record, and
 the only thing that a measurement is read back from.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import JSON, BigInteger, Float, Integer, String
+from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Integer, LargeBinary, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flopwright.report.metrics import Measurement
+from flopwright.report.records import FOREIGN, Record
+from flopwright.store.frame import phase_of
 
-STORE_SCHEMA: Final = 1
+# The last revision in store/migrations.
+STORE_SCHEMA: Final = 2
 OWNER: Final = "flopwright"
 
 
@@ -48,6 +51,32 @@ class MeasurementRow(Base):
     held_out_loss: Mapped[float | None] = mapped_column(Float(53))
     tool_version: Mapped[str] = mapped_column(String(64))
     payload: Mapped[dict[str, Any]] = mapped_column(JSON)
+    phase: Mapped[str] = mapped_column(String(64), server_default="")
+    source: Mapped[str] = mapped_column(String(64), server_default=OWNER)
+
+
+class TraceRow(Base):
+    """Every rank's actions of a measurement's typical step: gzipped JSON (store/traces.py)."""
+
+    __tablename__ = "traces"
+
+    measurement_id: Mapped[str] = mapped_column(
+        String(128), ForeignKey("measurements.id"), primary_key=True
+    )
+    events: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class RecordRow(Base):
+    """A record that is no training step: rounds, stages, an engine's log (report/records.py)."""
+
+    __tablename__ = "records"
+
+    id: Mapped[str] = mapped_column(String(128), primary_key=True)
+    created: Mapped[str] = mapped_column(String(40), index=True)
+    kind: Mapped[str] = mapped_column(String(32), index=True)
+    name: Mapped[str] = mapped_column(String(256), index=True)
+    source: Mapped[str] = mapped_column(String(64))
+    payload: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
 def row_values(measurement: Measurement) -> dict[str, Any]:
@@ -66,4 +95,20 @@ def row_values(measurement: Measurement) -> dict[str, Any]:
         "held_out_loss": measurement.held_out_loss,
         "tool_version": measurement.fingerprint.tool_version,
         "payload": measurement.to_data(),
+        "phase": phase_of(measurement.plan)[:64],
+        "source": measurement.fingerprint.tool_version.partition(" ")[0][:64]
+        if measurement.fingerprint.machine == FOREIGN
+        else OWNER,
+    }
+
+
+def record_values(record: Record) -> dict[str, Any]:
+    """Returns the column values of another record's row."""
+    return {
+        "id": record.id,
+        "created": record.created,
+        "kind": record.kind,
+        "name": record.name,
+        "source": record.source,
+        "payload": record.to_data(),
     }
