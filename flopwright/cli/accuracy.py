@@ -37,14 +37,30 @@ def accuracy(
         ),
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Write a scatter plot here.")] = None,
+    kind: Annotated[
+        str,
+        typer.Option("--kind", help="training, or rl: RL and serving rows (docs/rl_accuracy.md)."),
+    ] = "training",
+    scenarios: Annotated[
+        Path | None,
+        typer.Option(
+            "--scenarios", help="With --kind rl: directory of scenarios; default: those that ship."
+        ),
+    ] = None,
 ) -> None:
     """Predict published runs and show how far off the predictions are.
 
     Without --cross-validate the committed stacks predict: what a user gets. With it, every
     run is predicted by a fit that saw neither it nor its cell (or its software stack).
 
+    With --kind rl the rows are of RL runs and serving, and each is predicted by the scenario
+    of a directory that names it.
+
     Example: flopwright accuracy training_runs.csv --by gpu --png accuracy.png
     """
+    if _is_rl(kind, scenarios, by=by, cross_validate=cross_validate, png=png):
+        _accuracy_rl(file, scenarios, json_out)
+        return
     from flopwright.cli._accuracy_view import show
     from flopwright.cli._console import console_of
     from flopwright.cli._own_plan import own_plan
@@ -73,6 +89,57 @@ def accuracy(
     for path in (json_out, png):
         if path is not None:
             typer.echo(f"written: {path}")
+
+
+def _is_rl(
+    kind: str, scenarios: Path | None, *, by: str, cross_validate: str | None, png: Path | None
+) -> bool:
+    """Returns whether RL rows are asked for; options of the other kind are refused."""
+    wrong = []
+    if kind not in {"training", "rl"}:
+        wrong.append(Violation(field="--kind", value=kind, rule="no such kind of rows",
+                               nearest_fix="training or rl"))  # fmt: skip
+    if kind == "training" and scenarios is not None:
+        wrong.append(Violation(field="--scenarios", rule="goes with --kind rl",
+                               nearest_fix="add --kind rl"))  # fmt: skip
+    if kind == "rl":
+        given = {"--by": by, "--cross-validate": cross_validate, "--png": png}
+        wrong.extend(
+            Violation(field=name, value=str(value), rule="does not go with --kind rl",
+                      nearest_fix="leave it out")
+            for name, value in given.items() if value
+        )  # fmt: skip
+    if wrong:
+        raise InputError(wrong)
+    return kind == "rl"
+
+
+def _accuracy_rl(file: Path | None, scenarios: Path | None, json_out: Path | None) -> None:
+    from flopwright.cli._accuracy_rl import show_rl
+    from flopwright.cli._console import console_of
+    from flopwright.planner.export.folder import check_place
+    from flopwright.simulator.accuracy.rl.load import FOLDER
+    from flopwright.simulator.accuracy.rl.report import rl_report
+    from flopwright.simulator.calibration.files import write_atomically
+
+    to_stdout = json_out is not None and str(json_out) == "-"
+    if json_out is not None and not to_stdout:
+        check_place(json_out)
+    if file is None:
+        raise InputError(
+            Violation(field="FILE", rule="--kind rl needs a CSV of measured rows",
+                      nearest_fix="give the file; docs/rl_accuracy.md describes it")
+        )  # fmt: skip
+    with progress_bar(quiet=to_stdout) as advance:
+        report = rl_report(file, scenarios or FOLDER, advance)
+    if to_stdout:
+        typer.echo(json.dumps(report.to_data()))
+        return
+    if json_out is not None:
+        write_atomically(json_out, json.dumps(report.to_data(), indent=1) + "\n")
+    show_rl(console_of(130), report)
+    if json_out is not None:
+        typer.echo(f"written: {json_out}")
 
 
 def _folds(text: str | None) -> Literal["cell", "stack"] | None:

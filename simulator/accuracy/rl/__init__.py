@@ -1,0 +1,1 @@
+"""Published RL and serving measurements beside predictions."""
