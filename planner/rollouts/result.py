@@ -1,0 +1,70 @@
+"""What a search for a loop returns: the best, the front, what does not fit, what binds."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from flopwright.errors import Violation
+from flopwright.plan.loop import LoopPlan
+from flopwright.planner.rollouts.outcome import Outcome
+from flopwright.spec.base import Spec
+
+
+class RankedLoop(Spec):
+    """One loop that fits and keeps the goals.
+
+    Attributes:
+        words: its choice in short.
+        plan: both layouts, their hand-over and what lies where.
+        kv_capacity_tokens: of an instance alone on its GPUs, where it was priced.
+    """
+
+    words: str
+    plan: LoopPlan = Field(repr=False)
+    outcome: Outcome
+    kv_capacity_tokens: int | None = None
+
+
+class InfeasibleLoop(Spec):
+    """One loop that does not fit or breaks a goal, with the most it could have reached."""
+
+    words: str
+    most_attempts_per_s: float
+    violations: tuple[Violation, ...]
+
+
+class LoopResult(Spec):
+    """The outcome of a search.
+
+    Attributes:
+        candidates: choices looked at; simulated: those that ran; ruled_out: those that their
+            bound rules out; left: those that the time did not suffice for.
+        ranked: the best, best first, one a layout and staleness first of all others.
+        front: throughput against staleness, the freshest first: none is both staler and
+            slower than another.
+        infeasible: first those that could be faster than the best; one a rule comes first.
+        binds: by how much faster the best would be without each thing.
+    """
+
+    scenario: str
+    objective: str
+    candidates: int
+    simulated: int
+    ruled_out: int
+    left: int
+    seconds: float
+    ranked: tuple[RankedLoop, ...] = ()
+    front: tuple[RankedLoop, ...] = ()
+    infeasible: tuple[InfeasibleLoop, ...] = ()
+    binds: dict[str, float] = Field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every candidate was simulated or ruled out: the best is the best."""
+        return self.left == 0
+
+    @property
+    def best(self) -> RankedLoop | None:
+        """The best loop; None where none fits."""
+        return self.ranked[0] if self.ranked else None

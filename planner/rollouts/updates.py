@@ -1,0 +1,209 @@
+"""The update phase on so many GPUs: its split, its time a token, and the memory it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from flopwright.errors import InputError, Violation
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.plan.rollout import stop_count
+from flopwright.planner.rollouts.bounds import acting_tokens
+from flopwright.planner.search import search
+from flopwright.report.metrics import Prediction
+from flopwright.simulator.accuracy.named_stacks import scenario_calibration
+from flopwright.simulator.rollouts.lengths import Ints
+from flopwright.simulator.rollouts.update import update_times
+from flopwright.spec.loop import LoopScenario, Training, nodes_of
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.rollouts.layout import UpdatePhase
+from flopwright.spec.scenario import Scenario
+from flopwright.spec.workload import LearningRate, Workload
+from flopwright.units import show_bytes
+
+# Splits of the update kept for every number of GPUs; the fastest that the memory holds is taken.
+_KEPT: Final = 3
+_STATES: Final = ("weights", "gradients", "optimizer_state")
+UpdateOf = Callable[[int], "UpdateOption"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateOption:
+    """One way to train.
+
+    Attributes:
+        parallel: the split; None where the scenario states the time.
+        fixed_s, per_token_s: of an update on so many trained tokens, prompts included.
+        state_bytes: of a GPU: what stays between updates; peak_bytes: at the fullest moment;
+            host_bytes: of a node, what the split keeps there.
+    """
+
+    gpus: int
+    parallel: ParallelPlan | None
+    fixed_s: float
+    per_token_s: float
+    state_bytes: int = 0
+    peak_bytes: int = 0
+    host_bytes: int = 0
+    assumptions: tuple[str, ...] = ()
+
+
+def update_option(loop: LoopScenario, gpus: int) -> UpdateOption:
+    """Returns how so many GPUs train best.
+
+    Raises:
+        InputError: no split of the model fits them, with what the nearest lacks.
+    """
+    train = loop.train
+    if train is None:
+        update = loop.rollout.update
+        return UpdateOption(
+            gpus=gpus, parallel=None, fixed_s=update.fixed_s, per_token_s=update.per_token_s
+        )
+    if train.model is None:
+        assert train.gpu_s_per_token is not None
+        share = -(-train.state_bytes // gpus)
+        return UpdateOption(
+            gpus=gpus,
+            parallel=None,
+            fixed_s=train.fixed_s,
+            per_token_s=train.gpu_s_per_token / gpus,
+            state_bytes=share,
+            peak_bytes=share,
+        )
+    return _searched(loop, train, train.model, gpus)
+
+
+def _searched(loop: LoopScenario, train: Training, model: ModelSpec, gpus: int) -> UpdateOption:
+    """Returns the best split by the training search, priced on sequences of the loop's lengths."""
+    assert loop.cluster is not None
+    tokens = trained_tokens(loop)
+    scenario = update_scenario(loop, train, model, gpus, int(tokens.sum()))
+    calibration = scenario_calibration(scenario)
+    found = search(scenario, calibration, top_k=_KEPT)
+    if not found.ranked:
+        lacking = min((p for p in found.infeasible), key=lambda p: p.missing_bytes, default=None)
+        nearest = (
+            ""
+            if lacking is None
+            else (f"{lacking.plan.label()} lacks {show_bytes(lacking.missing_bytes)} a GPU")
+        )
+        raise InputError(
+            Violation(
+                field="update.gpus",
+                value=str(gpus),
+                rule="no split of the update fits these GPUs",
+                limit=nearest,
+                nearest_fix="train on more GPUs, or allow offloads in train.search",
+            )
+        )
+    options, refused = [], None
+    for ranked in found.ranked:
+        try:
+            options.append(_priced(loop, train, model, ranked.plan, ranked.prediction, tokens))
+        except InputError as error:  # a rule that holds for the batch but not for its pieces
+            refused = refused or error
+    if not options:
+        assert refused is not None
+        raise refused
+    mean = float(tokens.sum())
+    return min(options, key=lambda o: o.fixed_s + o.per_token_s * mean)
+
+
+def update_scenario(
+    loop: LoopScenario, train: Training, model: ModelSpec, gpus: int, tokens: int
+) -> Scenario:
+    """Returns the update as a training scenario: packed sequences, one optimizer step each."""
+    assert loop.cluster is not None
+    batch = max(1, round(tokens * (1 + train.ptx_share) / train.mini_batches / train.seq_len))
+    batch = _rounded(batch)
+    cluster = nodes_of(loop.cluster, gpus)
+    longer = model.model_copy(update={"max_seq_len": max(model.max_seq_len, train.seq_len)})
+    return Scenario(
+        name=f"{loop.name}_update",
+        model=longer,
+        cluster=cluster,
+        workload=Workload(
+            seq_len=train.seq_len,
+            global_batch_size=batch,
+            total_tokens=train.seq_len * batch,
+            precision=train.precision,
+            optimizer=train.optimizer,
+            learning_rate=LearningRate(kind="constant", warmup_steps=0),
+        ),
+        search=train.search,
+        stack=train.stack,
+    )
+
+
+def _rounded(batch: int) -> int:
+    """Returns the nearest number with few odd factors: splits must divide the batch.
+
+    A packed batch may be padded to any number of sequences.
+    """
+    unit = max(1, 2 ** (batch.bit_length() - 3))
+    return max(1, round(batch / unit)) * unit
+
+
+def trained_tokens(loop: LoopScenario) -> Ints:
+    """Returns tokens of each sequence of a mean update, prompt included."""
+    rollout = loop.rollout
+    count = stop_count(rollout.num_attempts, rollout.fraction)
+    own = acting_tokens(rollout, count)
+    return (own + rollout.prompt_tokens).astype(np.int64)
+
+
+def _priced(
+    loop: LoopScenario,
+    train: Training,
+    model: ModelSpec,
+    plan: ParallelPlan,
+    prediction: Prediction,
+    tokens: Ints,
+) -> UpdateOption:
+    assert loop.cluster is not None
+    cluster = nodes_of(loop.cluster, plan.world_size)
+    phase = UpdatePhase(
+        gpus=plan.world_size,
+        plan=plan,
+        mini_batches=train.mini_batches,
+        micro_batch_tokens=train.seq_len * plan.micro_batch_size,
+        log_prob=train.log_prob,
+        ptx_share=train.ptx_share,
+        stack=train.stack,
+    )
+    half = update_times(model, cluster, phase, tokens[: max(1, len(tokens) // 2)])
+    whole = update_times(model, cluster, phase, tokens)
+    more = float(tokens.sum() - tokens[: max(1, len(tokens) // 2)].sum())
+    seconds = whole.update_s + whole.log_prob_s
+    per_token_s = max(0.0, seconds - half.update_s - half.log_prob_s) / more if more else 0.0
+    per_token_s = min(per_token_s, seconds / float(tokens.sum()))
+    fullest = max(prediction.metrics.memory_bytes, key=lambda m: sum(m.values()))
+    states = max(
+        sum(stage.get(name, 0) for name in _STATES) for stage in prediction.metrics.memory_bytes
+    )
+    return UpdateOption(
+        gpus=plan.world_size,
+        parallel=plan,
+        fixed_s=seconds - per_token_s * float(tokens.sum()),
+        per_token_s=per_token_s,
+        state_bytes=states,
+        peak_bytes=sum(fullest.values()),
+        host_bytes=host_bytes(loop, train, model, plan, int(tokens.sum())),
+        assumptions=whole.assumptions,
+    )
+
+
+def host_bytes(
+    loop: LoopScenario, train: Training, model: ModelSpec, plan: ParallelPlan, tokens: int
+) -> int:
+    """Returns what a split keeps in the memory of a node."""
+    from flopwright.simulator.training.candidates import Candidates
+    from flopwright.simulator.training.evaluate import evaluate
+
+    scenario = update_scenario(loop, train, model, plan.world_size, tokens)
+    found = evaluate(scenario, Candidates.from_plans((plan,)), scenario_calibration(scenario))
+    return int(found.host_bytes[0])
