@@ -1,0 +1,73 @@
+"""Checks of causal attention, its gradients and the largest logit of each head."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flopwright.kernels.attention.op import attention_with_max
+from flopwright.kernels.checks.compare import Check
+from flopwright.kernels.checks.experts import draw
+
+
+def exact_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns output, log-sum-exp and largest logit by head, from the whole score matrix."""
+    seq, repeat = q.shape[1], q.shape[2] // k.shape[2]
+    keys, values = (t.repeat_interleave(repeat, 2).transpose(1, 2) for t in (k, v))
+    scores = (q.transpose(1, 2) @ keys.transpose(-1, -2)) * scale
+    i = torch.arange(seq, device=q.device)
+    seen = i <= i.unsqueeze(1)
+    if window:
+        seen = seen & (i > i.unsqueeze(1) - window)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    out = (scores.softmax(-1) @ values).transpose(1, 2)
+    return out, scores.logsumexp(-1), scores.amax((0, 2, 3))
+
+
+def _torchs(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns torch's own attention, with the two statistics it does not give."""
+    seq, mask = q.shape[1], None
+    if 0 < window < seq:
+        i = torch.arange(seq, device=q.device)
+        mask = (i <= i.unsqueeze(1)) & (i > i.unsqueeze(1) - window)
+    heads_first = (t.transpose(1, 2) for t in (q, k, v))
+    out = F.scaled_dot_product_attention(
+        *heads_first, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+    )
+    with torch.no_grad():
+        statistics = exact_attention(*(t.float() for t in (q, k, v)), scale, window)[1:]
+    return out.transpose(1, 2), *statistics
+
+
+def attention_check(
+    shape: tuple[int, int, int, int], widths: tuple[int, int], dtype: torch.dtype,
+    device: torch.device, window: int = 0, size: float = 1.0, seed: int = 0,
+) -> Check:  # fmt: skip
+    """Returns attention of (batch, positions, query heads, key heads), (qk, v) wide.
+
+    Args:
+        size: of queries and keys; 8 makes logits of hundreds.
+    """
+    batch, seq, heads, groups = shape
+    qk, width = widths
+    tensors = (
+        draw(seed, device, dtype, batch, seq, heads, qk) * size,
+        draw(seed + 1, device, dtype, batch, seq, groups, qk) * size,
+        draw(seed + 2, device, dtype, batch, seq, groups, width),
+    )
+    return Check(
+        name=f"attention {shape} {widths} window {window} size {size:g}",
+        op=attention_with_max,
+        exact=exact_attention,
+        rival=_torchs,
+        tensors=tensors,
+        rest=(qk**-0.5, window),
+        outputs=1,
+        stiff=2,
+        rounded=True,
+    )

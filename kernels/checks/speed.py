@@ -1,0 +1,346 @@
+"""Contenders for each op at real shapes: our kernel, torch's composed form, a library's.
+
+Each is a function of nothing that runs forward, or forward and backward. Which kernel our op
+runs is set by the environment variable of `dispatch` for the time of the call.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flopwright.kernels.attention.cost import attention as attention_cost
+from flopwright.kernels.attention.op import attention, attention_with_max
+from flopwright.kernels.dispatch import VARIABLE
+from flopwright.kernels.fp8_quantize import reference as fp8_reference
+from flopwright.kernels.fp8_quantize.cost import quantize as quantize_cost
+from flopwright.kernels.fp8_quantize.op import quantize
+from flopwright.kernels.grouped_gemm.cost import grouped_gemm as grouped_cost
+from flopwright.kernels.grouped_gemm.op import grouped_gemm
+from flopwright.kernels.kda.cost import kda as kda_cost
+from flopwright.kernels.kda.op import kda
+from flopwright.kernels.linear_cross_entropy.cost import linear_cross_entropy as head_cost
+from flopwright.kernels.linear_cross_entropy.op import linear_cross_entropy
+from flopwright.kernels.moe_permute.cost import unpermute as unpermute_cost
+from flopwright.kernels.moe_permute.op import sort_by_expert, unpermute
+from flopwright.kernels.mx_quantize.cost import mx_fake_quantize as mx_cost
+from flopwright.kernels.mx_quantize.op import mx_fake_quantize
+from flopwright.kernels.newton_schulz.op import newton_schulz
+from flopwright.kernels.rms_norm.cost import rms_norm as norm_cost
+from flopwright.kernels.rms_norm.op import rms_norm
+from flopwright.kernels.rope.cost import rope as rope_cost
+from flopwright.kernels.rope.op import rope
+from flopwright.kernels.swiglu.cost import swiglu as swiglu_cost
+from flopwright.kernels.swiglu.op import swiglu
+from flopwright.kernels.swiglu.situ import situ_glu
+from flopwright.ops import CostBuilder, OpTable, Phase
+
+Run = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One op at one shape.
+
+    Attributes:
+        contenders: name -> function of `inputs` that returns what gradients flow back from.
+        inputs: leaves; those that require a gradient get one in the backward pass.
+        rows: what cost.py says of it, for the floor; None where there is no row.
+        differentiable: whether there is a backward pass to time.
+    """
+
+    op: str
+    shape: str
+    contenders: dict[str, Run]
+    inputs: tuple[Tensor, ...]
+    rows: OpTable | None
+    differentiable: bool = True
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def work(self, backward: bool) -> tuple[float, float]:
+        """Returns (FLOPs, bytes moved) of the forward pass, or of the passes back."""
+        if self.rows is None:
+            return 0.0, 0.0
+        chosen = (self.rows.phase != Phase.FORWARD) == backward
+        moved = self.rows.read_bytes + self.rows.written_bytes
+        return float(self.rows.flops[chosen].sum()), float(moved[chosen].sum())
+
+
+@contextmanager
+def running(op: str, kernel: str) -> Iterator[None]:
+    """Makes an op run a kernel inside."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = f"{op}={kernel}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def _with(op: str, kernel: str, run: Run) -> Run:
+    def call(*inputs: Tensor) -> Tensor:
+        with running(op, kernel):
+            return run(*inputs)
+
+    return call
+
+
+def _rows(add: Callable[[CostBuilder], None]) -> OpTable:
+    cost = CostBuilder()
+    add(cost)
+    return cost.build().ops
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes tensors on a device; `scale` divides the sizes for a trial run."""
+
+    device: torch.device
+    dtype: torch.dtype
+    scale: int = 1
+
+    def size(self, n: int, least: int = 8) -> int:
+        """Returns a size, smaller in a trial."""
+        return max(least, n // self.scale)
+
+    def leaf(self, *shape: int, grad: bool = True, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns a leaf of normal numbers."""
+        made = torch.randn(*shape, device=self.device, dtype=torch.float32)
+        return made.to(dtype or self.dtype).requires_grad_(grad)
+
+    @property
+    def name(self) -> str:
+        """The dtype as cost.py calls it."""
+        return {torch.bfloat16: "bf16", torch.float32: "fp32"}[self.dtype]
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def attention_cases(m: Maker) -> Iterator[Case]:
+    """Yields K2's latent attention and Llama-70B's grouped queries."""
+    seq = m.size(4096, 32)
+    for label, heads, groups, width, v_width in (("K2", 64, 64, 192, 128),
+                                                 ("Llama-70B", 64, 8, 128, 128)):  # fmt: skip
+        heads, groups = m.size(heads, 2), m.size(groups, 1)
+        heads = heads // groups * groups
+        q = m.leaf(1, seq, heads, width)
+        k, v = m.leaf(1, seq, groups, width), m.leaf(1, seq, groups, v_width)
+        scale = width**-0.5
+
+        def ours(q: Tensor, k: Tensor, v: Tensor, scale: float = scale) -> Tensor:
+            out: Tensor = attention(q, k, v, scale)[0]
+            return out
+
+        def with_max(q: Tensor, k: Tensor, v: Tensor, scale: float = scale) -> Tensor:
+            out: Tensor = attention_with_max(q, k, v, scale)[0]
+            return out
+
+        def torchs(q: Tensor, k: Tensor, v: Tensor, scale: float = scale) -> Tensor:
+            first = (t.transpose(1, 2) for t in (q, k, v))
+            return F.scaled_dot_product_attention(
+                *first, is_causal=True, scale=scale, enable_gqa=True
+            ).transpose(1, 2)
+
+        yield Case(
+            "attention", f"{label} {heads}/{groups} heads, {seq} tokens",
+            {
+                "triton": _with("attention", "triton", ours),
+                "triton with max": _with("attention", "triton", with_max),
+                "library": _with("attention", "library", ours),
+                "torch": torchs,
+            },
+            (q, k, v),
+            _rows(lambda c, h=heads, g=groups, w=width, x=v_width: attention_cost(
+                c, "attention", sequences=1, seq_len=seq, heads=h, kv_heads=g, qk_width=w,
+                v_width=x, dtype=m.name)),  # type: ignore[misc]
+        )  # fmt: skip
+
+
+def grouped_cases(m: Maker) -> Iterator[Case]:
+    """Yields K2's experts of one rank, at balanced and at skewed load."""
+    experts, inner, out = m.size(24, 4), m.size(7168, 64), m.size(4096, 64)
+    rows = m.size(32768, 64) // experts * experts
+    x, w = m.leaf(rows, inner), m.leaf(experts, out, inner)
+    even = torch.full((experts,), rows // experts, dtype=torch.int64)
+    skewed = even.clone()
+    skewed[0] += skewed[1:].sum() // 2
+    skewed[1:] -= skewed[1:] // 2
+    skewed[-1] += rows - skewed.sum()
+    for label, counts in (("balanced", even), ("skewed", skewed)):
+        there = counts.to(m.device)
+
+        def ours(x: Tensor, w: Tensor, there: Tensor = there) -> Tensor:
+            y: Tensor = grouped_gemm(x, w, there)
+            return y
+
+        def one(x: Tensor, w: Tensor) -> Tensor:
+            return x @ w[0].t()  # cuBLAS on one matrix of the same total size
+
+        yield Case(
+            "grouped_gemm", f"{label}, {experts} experts, {rows} x {inner} x {out}",
+            {
+                "triton": _with("grouped_gemm", "triton", ours),
+                "library": _with("grouped_gemm", "library", ours),
+                "one product": one,
+            },
+            (x, w),
+            _rows(lambda c: grouped_cost(
+                c, "grouped_gemm", rows=rows, experts=experts, k=inner, n=out, dtype=m.name)),
+        )  # fmt: skip
+
+
+def norm_cases(m: Maker) -> Iterator[Case]:
+    """Yields K2's norm."""
+    rows, width = m.size(8192), m.size(7168, 64)
+    contenders: dict[str, Run] = {
+        "triton": _with("rms_norm", "triton", lambda x, w: rms_norm(x, w, 1e-6)[0]),
+        "torch": lambda x, w: F.rms_norm(x, (width,), w, 1e-6),
+    }
+    if m.device.type == "cuda" and _installed("liger_kernel"):
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+        contenders["liger"] = lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-6)
+    yield Case(
+        "rms_norm", f"{rows} x {width}", contenders, (m.leaf(rows, width), m.leaf(width)),
+        _rows(lambda c: norm_cost(c, "rms_norm", rows=rows, width=width, dtype=m.name)),
+    )  # fmt: skip
+
+
+def gate_cases(m: Maker) -> Iterator[Case]:
+    """Yields both activations at the width of K2's experts."""
+    rows, width = m.size(32768), m.size(2048, 64)
+    inputs = (m.leaf(rows, width), m.leaf(rows, width))
+    cost = _rows(lambda c: swiglu_cost(c, "swiglu", rows=rows, width=width, dtype=m.name))
+    yield Case(
+        "swiglu", f"{rows} x {width}",
+        {"triton": _with("swiglu", "triton", swiglu), "torch": lambda g, u: F.silu(g) * u},
+        inputs, cost,
+    )  # fmt: skip
+    yield Case(
+        "situ_glu", f"{rows} x {width}",
+        {
+            "triton": _with("situ_glu", "triton", lambda g, u: situ_glu(g, u, 4.0, 25.0)),
+            "torch": lambda g, u: 4 * torch.tanh(g / 4) * torch.sigmoid(g) * 25
+            * torch.tanh(u / 25),
+        },
+        inputs, cost,
+    )  # fmt: skip
+
+
+def row_cases(m: Maker) -> Iterator[Case]:
+    """Yields rotations, un-permutes and the two narrow formats."""
+    seq, heads = m.size(4096), m.size(64, 2)
+    x, angle = m.leaf(1, seq, heads, 128), m.leaf(seq, 64, grad=False, dtype=torch.float32)
+    yield Case(
+        "rope", f"{seq} x {heads} x 128",
+        {
+            "triton": _with("rope", "triton", lambda x: rope(x, angle, angle, 0, False)),
+            "torch": _with("rope", "reference", lambda x: rope(x, angle, angle, 0, False)),
+        },
+        (x,),
+        _rows(lambda c: rope_cost(c, "rope", elements=x.numel(), dtype=m.name)),
+    )  # fmt: skip
+    tokens, width = m.size(4096), m.size(7168, 64)
+    choices = torch.rand(tokens, 64, device=m.device).topk(8, -1).indices
+    order, place, _ = sort_by_expert(choices, 64)
+    yield Case(
+        "moe_permute", f"un-permute {tokens} x 8 x {width}",
+        {k: _with("moe_permute", v, lambda r, w: unpermute(r, w, order, place))
+         for k, v in (("triton", "triton"), ("torch", "reference"))},
+        (m.leaf(tokens * 8, width), m.leaf(tokens, 8, dtype=torch.float32)),
+        _rows(lambda c: unpermute_cost(
+            c, "unpermute", tokens=tokens, top_k=8, width=width, dtype=m.name)),
+    )  # fmt: skip
+    flat = m.leaf(tokens, width, grad=False)
+    yield Case(
+        "fp8_quantize", f"{tokens} x {width}",
+        {
+            "triton": _with("fp8_quantize", "triton", lambda x: quantize(x)[1]),
+            "torch": lambda x: fp8_reference.quantize(x)[1],
+        },
+        (flat,),
+        _rows(lambda c: quantize_cost(
+            c, "quantize", Phase.FORWARD, rows=tokens, width=width, dtype=m.name)),
+        differentiable=False,
+    )  # fmt: skip
+    yield Case(
+        "mx_quantize", f"MXFP4 {tokens} x {width}",
+        {k: _with("mx_quantize", v, lambda x: mx_fake_quantize(x, "e2m1"))
+         for k, v in (("triton", "triton"), ("torch", "reference"))},
+        (flat,),
+        _rows(lambda c: mx_cost(c, "mx", elements=tokens * width, dtype=m.name)),
+        differentiable=False,
+    )  # fmt: skip
+
+
+def head_cases(m: Maker) -> Iterator[Case]:
+    """Yields Llama-70B's head and loss."""
+    tokens, hidden, vocab = m.size(4096), m.size(8192, 64), m.size(128256, 256)
+    targets = torch.randint(0, vocab, (tokens,), device=m.device)
+    contenders: dict[str, Run] = {
+        "triton": _with("linear_cross_entropy", "triton",
+                        lambda x, w: linear_cross_entropy(x, w, targets)[0]),
+        "torch": lambda x, w: F.cross_entropy((x @ w.t()).float(), targets),
+    }  # fmt: skip
+    if m.device.type == "cuda" and _installed("liger_kernel"):
+        from liger_kernel.ops.fused_linear_cross_entropy import (
+            LigerFusedLinearCrossEntropyFunction as Liger,
+        )
+
+        contenders["liger"] = lambda x, w: Liger.apply(x, w, targets)[0]
+    yield Case(
+        "linear_cross_entropy", f"{tokens} x {hidden} x {vocab}", contenders,
+        (m.leaf(tokens, hidden), m.leaf(vocab, hidden)),
+        _rows(lambda c: head_cost(
+            c, "head", tokens=tokens, hidden=hidden, vocab=vocab, dtype=m.name)),
+    )  # fmt: skip
+
+
+def recurrent_cases(m: Maker) -> Iterator[Case]:
+    """Yields K3's linear attention and the optimizer's iteration."""
+    seq, heads = m.size(8192, 32), m.size(96, 1)
+    q, k = (F.normalize(m.leaf(1, seq, heads, 128, grad=False).float(), dim=-1).to(m.dtype)
+            .requires_grad_() for _ in range(2))  # fmt: skip
+    v = m.leaf(1, seq, heads, 128)
+    g = (-F.softplus(m.leaf(1, seq, heads, 128, grad=False, dtype=torch.float32))).requires_grad_()
+    beta = torch.sigmoid(m.leaf(1, seq, heads, grad=False, dtype=torch.float32)).requires_grad_()
+    contenders: dict[str, Run] = {
+        "triton": _with("kda", "triton", lambda *a: kda(*a, 128**-0.5)[0]),
+    }
+    if m.device.type == "cuda" and _installed("fla"):
+        from fla.ops.kda import chunk_kda
+
+        contenders["fla"] = lambda *a: chunk_kda(*a, scale=128**-0.5)[0]
+    if m.device.type == "cpu":
+        contenders["torch"] = _with("kda", "reference", lambda *a: kda(*a, 128**-0.5)[0])
+    yield Case(
+        "kda", f"{seq} x {heads} x 128", contenders, (q, k, v, g, beta),
+        _rows(lambda c: kda_cost(
+            c, "kda", sequences=1, seq_len=seq, heads=heads, k_width=128, v_width=128,
+            dtype=m.name)),
+    )  # fmt: skip
+    batch, rows, columns = m.size(8, 2), m.size(2048, 32), m.size(7168, 64)
+    yield Case(
+        "newton_schulz", f"{batch} x {rows} x {columns}",
+        {k: _with("newton_schulz", v, newton_schulz)
+         for k, v in (("triton", "triton"), ("torch", "reference"))},
+        (m.leaf(batch, rows, columns, grad=False),), None, differentiable=False,
+    )  # fmt: skip
+
+
+MAKERS = (
+    grouped_cases, attention_cases, norm_cases, gate_cases, row_cases, head_cases,
+    recurrent_cases,
+)  # fmt: skip

@@ -1,0 +1,109 @@
+"""Which kernel an op runs: plain torch, our Triton kernel, or a library's.
+
+A CPU and float64 run the reference. On a GPU `choices.json` beside this file says, by op and
+card, which of the two others was faster, when and by how much (`benchmarks/kernels.py --out`
+writes its entries); what it does not say is `PRIOR`. FLOPWRIGHT_KERNELS overrides both:
+"library", "triton" or "reference" for all ops, or "attention=library,rope=reference".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from flopwright.errors import InputError
+from flopwright.kernels.launch import INTERPRETED, target
+
+Kernel = Literal["reference", "triton", "library"]
+VARIABLE: Final = "FLOPWRIGHT_KERNELS"
+CHOICES: Final = Path(__file__).with_name("choices.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A kernel and why it is taken."""
+
+    kernel: Kernel
+    reason: str
+
+
+_NOT_MEASURED: Final = "not measured on a GPU: "
+# Products of matrices are the vendors' best-kept kernels; the others write or read less than
+# what torch composes.
+PRIOR: Final[dict[str, Choice]] = {
+    "attention": Choice(
+        "triton", _NOT_MEASURED + "keeps what cost.py says and needs no second forward pass"
+    ),
+    "grouped_gemm": Choice("library", _NOT_MEASURED + "torch._grouped_mm is CUTLASS"),
+}
+_OWN: Final = Choice("triton", _NOT_MEASURED + "one pass where torch makes several")
+
+
+@cache
+def measured() -> dict[str, dict[str, Choice]]:
+    """Returns the measured choices by op, then card."""
+    if not CHOICES.is_file():
+        return {}
+    read = json.loads(CHOICES.read_text(encoding="utf-8"))
+    return {
+        op: {card: Choice(found["kernel"], found["reason"]) for card, found in cards.items()}
+        for op, cards in read.items()
+    }
+
+
+@cache
+def overrides(text: str) -> dict[str, Kernel]:
+    """Returns what the environment variable says by op; "*" is for all others."""
+    found: dict[str, Kernel] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        op, _, kernel = part.rpartition("=")
+        if kernel not in get_args(Kernel):
+            raise InputError(f"{VARIABLE}: {kernel!r} is none of {', '.join(get_args(Kernel))}")
+        found[op or "*"] = kernel  # type: ignore[assignment]
+    return found
+
+
+def choose(op: str, card: str) -> Choice:
+    """Returns which kernel an op runs on a card, and why.
+
+    Args:
+        card: as torch.cuda.get_device_name says it.
+    """
+    forced = overrides(os.environ.get(VARIABLE, ""))
+    kernel = forced.get(op) or forced.get("*")
+    if kernel is not None:
+        return Choice(kernel, f"{VARIABLE} says so")
+    return measured().get(op, {}).get(card) or PRIOR.get(op, _OWN)
+
+
+def kernel_for(op: str, x: Tensor) -> Kernel:
+    """Returns which kernel an op runs on this tensor."""
+    if x.dtype == torch.float64:
+        return "reference"
+    if x.device.type == "cuda":
+        return choose(op, _card(x.device)).kernel
+    if INTERPRETED:  # a CPU runs our kernels only there, and only where told to
+        return choose(op, "cpu").kernel if os.environ.get(VARIABLE) else "reference"
+    return "reference"
+
+
+@cache
+def _card(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device)
+
+
+def runs_triton(op: str, x: Tensor) -> bool:
+    """Returns whether an op without a library rival runs our kernel on this tensor."""
+    return kernel_for(op, x) == "triton"
+
+
+def runs_e4m3(op: str, x: Tensor) -> bool:
+    """Returns the same of an op that writes OCP's E4M3: other cards run the reference."""
+    return runs_triton(op, x) and target(x.device).e4m3 == torch.float8_e4m3fn

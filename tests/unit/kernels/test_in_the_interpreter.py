@@ -1,0 +1,36 @@
+"""Every Triton kernel in the interpreter, against float64; one process a group.
+
+Whether `triton.jit` interprets is decided when it decorates, so each group has its own
+process, in which the ops are told to run their kernels on CPU tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+GROUPS = sorted(Path(__file__).with_name("interpreted").glob("check_*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS, ids=lambda path: path.stem.removeprefix("check_"))
+def test_kernels_in_the_interpreter(group: Path, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "FLOPWRIGHT_KERNELS": "triton",
+        "FLOPWRIGHT_SKIPS_FILE": "",
+    }
+    environment = {k: v for k, v in environment.items() if not k.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(group)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300,
+        cwd=Path(__file__).resolve().parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
