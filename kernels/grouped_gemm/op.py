@@ -1,7 +1,7 @@
 """One matrix product an expert as an op: saves its input and the counts (and the weight).
 
-CUDA bf16 runs torch's grouped product, without a host sync. Everything else loops over the
-experts: on a CPU that is as quick, and it works in float64.
+On a GPU torch's grouped product (bf16 only) or the Triton kernel, neither with a host sync.
+The reference loops over the experts: on a CPU that is as quick, and it works in float64.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flopwright.kernels.dispatch import Kernel, kernel_for
 from flopwright.kernels.gradients import weight_gradient
 
+_ALIGNMENT = 8  # bf16 numbers in 16 bytes: torch's grouped product takes strides of these only
 
-def _grouped(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype == torch.bfloat16
+
+def _kernel(x: Tensor, *strides: int) -> Kernel:
+    found = kernel_for("grouped_gemm", x)
+    taken = x.dtype == torch.bfloat16 and not any(s % _ALIGNMENT for s in strides)
+    return "triton" if found == "library" and not taken else found
 
 
 def _offsets(counts: Tensor) -> Tensor:
@@ -26,8 +31,13 @@ def _offsets(counts: Tensor) -> Tensor:
 @torch.library.custom_op("flopwright::grouped_gemm", mutates_args=())
 def grouped_gemm(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Returns y [N, out]; see `reference.grouped_gemm`."""
-    if _grouped(x):
-        return torch._grouped_mm(x, weight.transpose(1, 2), offs=_offsets(counts))
+    found = _kernel(x, *x.shape[1:], *weight.shape[1:])
+    if found == "triton":
+        import flopwright.kernels.grouped_gemm.kernel as kernel
+
+        return kernel.forward(x, weight, counts)
+    if found == "library":
+        return torch._grouped_mm(x.contiguous(), weight.transpose(1, 2), offs=_offsets(counts))
     y = x.new_empty(x.shape[0], weight.shape[1])
     for expert, part in _parts(counts):
         torch.mm(x[part], weight[expert].t(), out=y[part])
@@ -42,7 +52,12 @@ def _(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 @torch.library.custom_op("flopwright::grouped_gemm_input_gradient", mutates_args=())
 def grouped_gemm_input_gradient(grad: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Returns the gradient of x [N, in]."""
-    if _grouped(grad):
+    found = _kernel(grad, *grad.shape[1:], *weight.shape[1:])
+    if found == "triton":
+        import flopwright.kernels.grouped_gemm.kernel as kernel
+
+        return kernel.input_gradient(grad, weight, counts)
+    if found == "library":
         return torch._grouped_mm(grad.contiguous(), weight, offs=_offsets(counts))
     grad_x = grad.new_empty(grad.shape[0], weight.shape[2])
     for expert, part in _parts(counts):
@@ -58,8 +73,13 @@ def _(grad: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 @torch.library.custom_op("flopwright::grouped_gemm_weight_gradient", mutates_args=())
 def grouped_gemm_weight_gradient(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     """Returns the gradient of weight [E, out, in]; experts without rows get zero."""
-    if _grouped(grad):
-        return torch._grouped_mm(grad.contiguous().t(), x, offs=_offsets(counts))
+    found = _kernel(grad, grad.shape[1], x.shape[1])
+    if found == "triton":
+        import flopwright.kernels.grouped_gemm.kernel as kernel
+
+        return kernel.weight_gradient(grad, x, counts)
+    if found == "library":
+        return torch._grouped_mm(grad.contiguous().t(), x.contiguous(), offs=_offsets(counts))
     grad_weight = grad.new_zeros(len(counts), grad.shape[1], x.shape[1])
     for expert, part in _parts(counts):
         torch.mm(grad[part].t(), x[part], out=grad_weight[expert])

@@ -1,6 +1,6 @@
 """Sorting rows by expert and back as ops: gathers both ways, so that sums are deterministic.
 
-`permute` saves indices only; `unpermute` also its rows and weights. Plain torch everywhere.
+`permute` saves indices only; `unpermute` also its rows and weights.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flopwright.kernels.dispatch import runs_triton
 from flopwright.kernels.moe_permute import reference
 
 
@@ -26,12 +27,20 @@ def _(choices: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _sum_choices(rows: Tensor, place: Tensor, top_k: int) -> Tensor:
+    if runs_triton("moe_permute", rows):
+        import flopwright.kernels.moe_permute.kernel as kernel
+
+        return kernel.sum_choices(rows, None, place, top_k)
     return rows.index_select(0, place).reshape(-1, top_k, rows.shape[-1]).sum(1)
 
 
 @torch.library.custom_op("flopwright::permute", mutates_args=())
 def permute(x: Tensor, order: Tensor, place: Tensor, top_k: int) -> Tensor:
     """Returns the tokens' rows [N, H] in expert order."""
+    if runs_triton("moe_permute", x):
+        import flopwright.kernels.moe_permute.kernel as kernel
+
+        return kernel.permute(x, order, top_k)
     return x.index_select(0, order // top_k)
 
 
@@ -45,9 +54,20 @@ def _setup_permute(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.top_k = inputs[3]
 
 
+@torch.library.custom_op("flopwright::permute_backward", mutates_args=())
+def permute_backward(grad: Tensor, place: Tensor, top_k: int) -> Tensor:
+    """Returns the gradient of x [T, H]: the sum over each token's rows."""
+    return _sum_choices(grad, place, top_k)
+
+
+@permute_backward.register_fake
+def _(grad: Tensor, place: Tensor, top_k: int) -> Tensor:
+    return grad.new_empty((place.shape[0] // top_k, grad.shape[1]))
+
+
 def _backward_permute(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     (place,) = ctx.saved_tensors
-    return _sum_choices(grad, place, ctx.top_k), None, None, None
+    return permute_backward(grad, place, ctx.top_k), None, None, None
 
 
 permute.register_autograd(_backward_permute, setup_context=_setup_permute)
@@ -57,6 +77,10 @@ permute.register_autograd(_backward_permute, setup_context=_setup_permute)
 def unpermute(rows: Tensor, weights: Tensor, order: Tensor, place: Tensor) -> Tensor:
     """Returns for each token the weighted sum [T, H] of its k rows."""
     tokens, top_k = weights.shape
+    if runs_triton("moe_permute", rows):
+        import flopwright.kernels.moe_permute.kernel as kernel
+
+        return kernel.sum_choices(rows, weights, place, top_k)
     chosen = rows.index_select(0, place).reshape(tokens, top_k, -1)
     return chosen.mul_(weights.unsqueeze(-1).to(rows.dtype)).sum(1)
 
@@ -70,15 +94,33 @@ def _setup_unpermute(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> No
     ctx.save_for_backward(*inputs)
 
 
-def _backward_unpermute(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-    rows, weights, order, place = ctx.saved_tensors
+@torch.library.custom_op("flopwright::unpermute_backward", mutates_args=())
+def unpermute_backward(
+    grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, place: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of rows [N, H] and weights [T, k]."""
+    if runs_triton("moe_permute", rows):
+        import flopwright.kernels.moe_permute.kernel as kernel
+
+        return kernel.unpermute_gradients(grad, rows, weights, order)
     top_k = weights.shape[1]
     spread = grad.index_select(0, order // top_k)
     # The weight's gradient first, in expert order, so that no second copy of the rows is made.
     dots = (spread * rows).sum(-1, dtype=weights.dtype)
     grad_weights = dots.index_select(0, place).reshape(weights.shape)
     sorted_weights = weights.reshape(-1).index_select(0, order).to(rows.dtype)
-    return spread.mul_(sorted_weights.unsqueeze(-1)), grad_weights, None, None
+    return spread.mul_(sorted_weights.unsqueeze(-1)), grad_weights
+
+
+@unpermute_backward.register_fake
+def _(
+    grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, place: Tensor
+) -> tuple[Tensor, Tensor]:
+    return rows.new_empty(rows.shape), weights.new_empty(weights.shape)
+
+
+def _backward_unpermute(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    return (*unpermute_backward(grad, *ctx.saved_tensors), None, None)
 
 
 unpermute.register_autograd(_backward_unpermute, setup_context=_setup_unpermute)
