@@ -1,8 +1,9 @@
 """Causal attention as an op: saves q, k, v, its output and the log-sum-exp of each row.
 
-CPU: torch's flash kernel, values padded to the query width where they differ. CUDA: torch's
-memory-efficient kernel, whose backward pass runs the forward again because it keeps random
-states that this op does not save; float64 and sliding windows run the reference forward.
+CPU: torch's flash kernel, values padded to the query width where they differ. A GPU: our
+Triton kernels, or torch's memory-efficient one, whose backward pass runs the forward again
+because it keeps random states that this op does not save; with that choice sliding windows
+run the reference forward. float64 on a GPU runs the reference.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flopwright.kernels.attention import reference
+from flopwright.kernels.attention.max_logit import max_logit
+from flopwright.kernels.dispatch import kernel_for, runs_triton
 from flopwright.kernels.linear.reference import wide_dtype
 
 _ALIGNMENT = 8  # head widths that the CUDA kernel takes are multiples of 8
@@ -48,8 +51,16 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Returns (output [B, S, H, V], log-sum-exp [B, H, S]); see `reference.attention`."""
+    if runs_triton("attention", q):
+        import flopwright.kernels.attention.kernel as kernel
+
+        return kernel.forward(q, k, v, scale, window)[:2]
+    return _library(q, k, v, scale, window)
+
+
+def _library(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
     mask = _visible(q, window)
-    if q.is_cuda and (q.dtype == torch.float64 or mask is not None):
+    if q.is_cuda and (kernel_for("attention", q) == "reference" or mask is not None):
         return reference.attention(q, k, v, scale, window)
     queries, keys, values = _prepared(q, k, v)
     if q.is_cuda:
@@ -98,6 +109,10 @@ def attention_backward(
     window: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k and v."""
+    if runs_triton("attention", q):
+        import flopwright.kernels.attention.kernel as kernel
+
+        return kernel.backward(grad, q, k, v, out, lse, scale, window)
     if q.is_cuda:  # float64, or a call that did not come through autograd
         return reference.attention_backward(grad, q, k, v, out, lse, scale, window)
     return _cpu_backward(grad, q, k, v, out, lse, scale, window)
@@ -140,9 +155,50 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, None, None]:
     q, k, v, out, lse = ctx.saved_tensors
     scale, window = ctx.scale, ctx.window
-    if q.is_cuda and q.dtype != torch.float64:
+    if q.is_cuda and kernel_for("attention", q) == "library":
         return (*recomputed_backward(grad, q, k, v, scale, window), None, None)
     return (*attention_backward(grad, q, k, v, out, lse, scale, window), None, None)
 
 
 attention.register_autograd(_backward, setup_context=_setup)
+
+
+@torch.library.custom_op("flopwright::attention_with_max", mutates_args=())
+def attention_with_max(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (output, log-sum-exp, largest logit by head [H]): what QK-Clip looks at.
+
+    The Triton kernel finds the maximum on its way; other kernels make a second pass
+    (`max_logit`). It saves what `attention` saves.
+    """
+    if runs_triton("attention", q):
+        import flopwright.kernels.attention.kernel as kernel
+
+        return kernel.forward(q, k, v, scale, window)
+    return (*_library(q, k, v, scale, window), max_logit(q, k, scale, window))
+
+
+@attention_with_max.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, seq, heads, _width = q.shape
+    out, wide = q.new_empty((batch, seq, heads, v.shape[-1])), wide_dtype(q.dtype)
+    return out, q.new_empty((batch, heads, seq), dtype=wide), q.new_empty((heads,), dtype=wide)
+
+
+def _setup_with_max(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    _setup(ctx, inputs, output[:2])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _backward_with_max(
+    ctx: Any, grad: Tensor, _grad_lse: Tensor | None, _grad_max: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    return _backward(ctx, grad, None)
+
+
+attention_with_max.register_autograd(_backward_with_max, setup_context=_setup_with_max)
