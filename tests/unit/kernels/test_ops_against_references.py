@@ -10,20 +10,31 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
 
-from flopwright.kernels.attention.op import attention
+from flopwright.kernels.attention.op import attention, attention_with_max
+from flopwright.kernels.balance_histogram.op import balance_histogram
 from flopwright.kernels.cross_entropy.op import cross_entropy
 from flopwright.kernels.embedding.op import embedding
+from flopwright.kernels.fp8_quantize import op as fp8
 from flopwright.kernels.grouped_gemm.op import grouped_gemm
+from flopwright.kernels.kda import reference as kda_reference
+from flopwright.kernels.kda.op import kda
 from flopwright.kernels.layer_norm.op import layer_norm
 from flopwright.kernels.linear.op import linear
+from flopwright.kernels.linear_cross_entropy.op import linear_cross_entropy
+from flopwright.kernels.lk_loss.op import linear_lk_loss
 from flopwright.kernels.moe_permute.op import permute, sort_by_expert, unpermute
-from flopwright.kernels.rms_norm.op import rms_norm
+from flopwright.kernels.mx_quantize.op import mx_fake_quantize
+from flopwright.kernels.newton_schulz.op import newton_schulz
+from flopwright.kernels.rms_norm.op import add_rms_norm, rms_norm
 from flopwright.kernels.rope.op import mla_key_value, rope
 from flopwright.kernels.router.op import route
 from flopwright.kernels.swiglu.op import swiglu, swiglu_packed
+from flopwright.kernels.swiglu.situ import gated_fp8, situ_glu
 
 TOKENS, EXPERTS, TOP_K = 6, 5, 2
+FP32 = torch.float32
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,60 @@ def _softmax_weights(logits: Tensor, *args: Any) -> Tensor:
     return torch.topk(torch.softmax(logits, 1), TOP_K).values
 
 
+def _overlap_loss(x: Tensor, w: Tensor, y: Tensor, u: Tensor) -> Tensor:
+    draft, goal = F.log_softmax(x @ w.t(), -1), F.log_softmax((y @ u.t()).detach(), -1)
+    # The overlap is one less the total variation distance.
+    distance = (draft.exp() - goal.exp()).abs().sum(-1) / 2
+    return -torch.log1p(-distance).mean()
+
+
+def _kda_inputs(r: Callable[..., Tensor]) -> tuple[Any, ...]:
+    """Returns 19 tokens (more than a chunk) of 2 heads, and a first state."""
+    q, k = (F.normalize(r(1, 19, 2, 3), dim=-1) for _ in range(2))
+    grows = q.requires_grad  # gradients of inputs as they are, not of what made them
+    leaves = [q, k, r(1, 19, 2, 4), -r(1, 19, 2, 3).abs(), torch.sigmoid(r(1, 19, 2))]
+    leaves = [x.detach().requires_grad_(grows) for x in leaves]
+    return (*leaves, 0.6, r(1, 2, 3, 4))
+
+
 CASES = {
+    "attention_with_max": Case(
+        attention_with_max,
+        lambda r: (r(2, 7, 4, 6), r(2, 7, 2, 6), r(2, 7, 2, 3), 0.5),
+        _sdpa,
+        0,
+    ),
+    "add_rms_norm": Case(
+        add_rms_norm,
+        lambda r: (r(2, 3, 6), r(2, 3, 6), r(6), 1e-5),
+        lambda x, y, w, e: F.rms_norm(x + y, (6,), w, e),
+        0,
+    ),
+    "add_rms_norm_sum": Case(
+        add_rms_norm,
+        lambda r: (r(2, 3, 6), r(2, 3, 6), r(6), 1e-5),
+        lambda x, y, w, e: x + y + 0 * w,
+        1,
+    ),
+    "situ_glu": Case(
+        situ_glu,
+        lambda r: (r(3, 4), r(3, 4), 4.0, 25.0),
+        lambda g, u, a, b: a * torch.tanh(g / a) * torch.sigmoid(g) * b * torch.tanh(u / b),
+    ),
+    "linear_cross_entropy": Case(
+        linear_cross_entropy,
+        lambda r: (r(TOKENS, 4), r(300, 4), torch.tensor([299, 0, 127, 128, 4, 2])),
+        lambda x, w, t: F.cross_entropy((x @ w.t()).to(torch.promote_types(x.dtype, FP32)), t),
+        0,
+    ),
+    "linear_lk_loss": Case(
+        linear_lk_loss,
+        lambda r: (r(TOKENS, 4), r(150, 4), r(TOKENS, 3).detach(), r(150, 3).detach()),
+        _overlap_loss,
+        0,
+    ),
+    "kda": Case(kda, _kda_inputs, lambda *a: kda_reference.recurrent(*a)[0], 0),
+    "kda_state": Case(kda, _kda_inputs, lambda *a: kda_reference.recurrent(*a)[1], 1),
     "linear": Case(linear, lambda r: (r(2, 3, 4), r(5, 4)), F.linear),
     "linear_bias": Case(linear, lambda r: (r(2, 3, 4), r(5, 4), r(5)), F.linear),
     "linear_wide": Case(
@@ -228,6 +292,8 @@ def _kept_wide(name: str) -> tuple[int, ...]:
     """Returns the arguments that are fp32 or wider whatever the activations are."""
     if name.startswith("route"):
         return (0,)
+    if name.startswith("kda"):
+        return (3, 4, 6)
     return (2, 3) if name.startswith("mla") else (1, 2) if name.startswith("rope") else ()
 
 
@@ -259,12 +325,38 @@ def test_gradients_equal_finite_differences(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+ADD_NORM = torch.ops.flopwright.add_rms_norm
+UTILS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+OPS = [n for n, case in CASES.items() if isinstance(case.op, CustomOpDef)]
+
+
+@pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
-    utils = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(case.op, case.args(_random(dtype, grad=True)), test_utils=utils)
+    torch.library.opcheck(case.op, case.args(_random(dtype, grad=True)), test_utils=UTILS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck_of_ops_without_a_gradient(dtype: torch.dtype) -> None:
+    draw = _random(dtype)
+    codes = fp8.quantize(draw(3, 200))
+    blocks = fp8.quantize_blocks(draw(130, 200))
+    for op, args in (
+        (fp8.quantize, (draw(3, 200),)),
+        (fp8.quantize_blocks, (draw(130, 200),)),
+        (newton_schulz, (draw(2, 5, 3),)),
+        (balance_histogram, (draw(6, 5), draw(6), -1.0, 1.0, 10)),
+        (ADD_NORM, (draw(3, 4).requires_grad_(), draw(3, 4), draw(4), 1e-5)),
+        (mx_fake_quantize, (draw(3, 40).requires_grad_(), "e2m1")),
+        (gated_fp8, (draw(3, 200).requires_grad_(), draw(3, 200).requires_grad_(), [])),
+    ):
+        torch.library.opcheck(op, args, test_utils=UTILS)
+    # The schema test multiplies its inputs, which torch cannot do with 8-bit floats.
+    for op, args in ((fp8.dequantize, codes), (fp8.dequantize_blocks, blocks)):
+        torch.library.opcheck(op, (*args, dtype), test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

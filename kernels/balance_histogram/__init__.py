@@ -1,0 +1,1 @@
+"""Histograms from which quantile balancing reads its biases."""

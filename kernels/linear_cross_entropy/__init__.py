@@ -1,0 +1,1 @@
+"""Head and cross-entropy in one: the logits never stand in memory."""

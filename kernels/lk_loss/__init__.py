@@ -1,0 +1,1 @@
+"""The loss of draft heads: -log of the overlap of two next-token distributions."""

@@ -1,0 +1,1 @@
+"""Microscaling formats: what MXFP4 and MXFP8 make of a number."""

@@ -1,0 +1,1 @@
+"""Orthogonalisation of matrices: the iteration of Muon."""
