@@ -34,3 +34,22 @@ def rms_norm(
         cost, name, Phase.BACKWARD_INPUT, dtype=dtype, elements=n, read_bytes=2 * x + rstd,
         written_bytes=x,
     )  # fmt: skip
+
+
+def add_rms_norm(
+    cost: CostBuilder, name: str, *, rows: ArrayLike, width: ArrayLike, dtype: str, tag: str = ""
+) -> None:
+    """Adds forward (read both terms, write sum and norm) and backward.
+
+    Backward reads the sum and the gradients of both results and writes one for both terms.
+    """
+    n = np.asarray(rows, float) * np.asarray(width, float)
+    x, rstd = n * DTYPE_BYTES[dtype], rstd_bytes(rows, dtype)
+    memory_bound(
+        cost, name, Phase.FORWARD, dtype=dtype, elements=n, read_bytes=2 * x,
+        written_bytes=2 * x + rstd, tag=tag,
+    )  # fmt: skip
+    memory_bound(
+        cost, name, Phase.BACKWARD_INPUT, dtype=dtype, elements=n, read_bytes=3 * x + rstd,
+        written_bytes=x,
+    )  # fmt: skip

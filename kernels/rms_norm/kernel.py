@@ -1,81 +1,107 @@
 """RMSNorm as Triton kernels: one program a row forward, one a block of rows backward.
 
-Each row is read once; the weight's gradient is summed over a program's rows in registers
-and over programs by torch, so that the result does not depend on timing.
+Each row is read once, a residual added on the way where there is one; the weight's gradient
+is summed over a program's rows in registers and over programs by torch, so that the result
+does not depend on timing.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
+
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_PROGRAMS_BACKWARD = 256  # partial sums of the weight gradient: a few a multiprocessor
+from flopwright.kernels.device import cast
+from flopwright.kernels.launch import launch, power_of_2, rows_of
+
+_PROGRAMS_BACKWARD: Final = 256  # partial sums of the weight gradient: a few a multiprocessor
+_WIDE: Final = 2048  # rows from here on get eight warps
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _forward(x_ptr, w_ptr, y_ptr, rstd_ptr, stride, width, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _forward(
+    x_ptr, y_ptr, w_ptr, out_ptr, sum_ptr, rstd_ptr, x_stride, y_stride, width, eps,
+    RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < width
-    x = tl.load(x_ptr + row * stride + columns, mask=mask, other=0.0).to(tl.float32)
-    rstd = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / width + eps)
+    x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        y = tl.load(y_ptr + row * y_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        narrow = cast(x + y, sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row * width + columns, narrow, mask=mask)
+        x = narrow.to(tl.float32)  # the norm is that of what leaves
+    rstd = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
     w = tl.load(w_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * width + columns, x * rstd * w, mask=mask)
+    out = cast(x * rstd * w, out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * width + columns, out, mask=mask)
     tl.store(rstd_ptr + row, rstd)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _backward(  # type: ignore[no-untyped-def]
-    g_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, stride, width, rows, per_program,
-    BLOCK: tl.constexpr,
+@triton.jit
+def _backward(
+    g_ptr, more_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, g_stride, more_stride, x_stride,
+    width, rows, per_program, MORE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """MORE: a gradient that reaches x by another way is added."""
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < width
     w = tl.load(w_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), dtype=tl.float32)
     for row in range(program * per_program, tl.minimum((program + 1) * per_program, rows)):
-        x = tl.load(x_ptr + row * stride + columns, mask=mask, other=0.0).to(tl.float32)
-        g = tl.load(g_ptr + row * width + columns, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        g = tl.load(g_ptr + row * g_stride + columns, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row)
         scaled = x * rstd
         dw += g * scaled
         weighted = g * w
         mean = tl.sum(weighted * scaled, axis=0) / width
-        tl.store(dx_ptr + row * width + columns, (weighted - scaled * mean) * rstd, mask=mask)
+        dx = (weighted - scaled * mean) * rstd
+        if MORE:
+            more = tl.load(more_ptr + row * more_stride + columns, mask=mask, other=0.0)
+            dx += more.to(tl.float32)
+        dx = cast(dx, dx_ptr.dtype.element_ty)
+        tl.store(dx_ptr + row * width + columns, dx, mask=mask)
     tl.store(dw_ptr + program * width + columns, dw, mask=mask)
 
 
-def _rows(x: Tensor) -> Tensor:
-    """Returns x as [rows, width] with unit column stride, a view where strides allow."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns (y like x, rstd fp32 [...]); see `reference.rms_norm`."""
-    rows = _rows(x)
+def forward(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (normalised, rstd fp32 [...], x + residual; x itself without one)."""
+    rows = rows_of(x)
+    more = rows if residual is None else rows_of(residual)
     count, width = rows.shape
-    y = x.new_empty(x.shape)
+    out = x.new_empty(x.shape)
+    total = x if residual is None else x.new_empty(x.shape)
     rstd = x.new_empty(x.shape[:-1], dtype=torch.float32)
-    if count:
-        block = triton.next_power_of_2(width)
-        _forward[(count,)](rows, weight, y, rstd, rows.stride(0), width, eps, BLOCK=block)
-    return y, rstd
+    launch(
+        _forward, (count,), rows, more, weight, out, total, rstd, rows.stride(0), more.stride(0),
+        width, eps, RESIDUAL=residual is not None, BLOCK=power_of_2(width),
+        num_warps=8 if width >= _WIDE else 4,
+    )  # fmt: skip
+    return out, rstd, total
 
 
-def backward(grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of x and of weight; see `reference.rms_norm_backward`."""
-    rows = _rows(x)
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, more: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of x (plus `more`) and of weight; see the reference."""
+    rows, grads = rows_of(x), rows_of(grad)
+    others = grads if more is None else rows_of(more)
     count, width = rows.shape
     grad_x = x.new_empty(x.shape)
     programs = max(1, min(_PROGRAMS_BACKWARD, count))
     partial = x.new_zeros((programs, width), dtype=torch.float32)
-    if count:
-        _backward[(programs,)](
-            _rows(grad).contiguous(), rows, weight, rstd, grad_x, partial, rows.stride(0), width,
-            count, triton.cdiv(count, programs), BLOCK=triton.next_power_of_2(width),
-        )  # fmt: skip
+    launch(
+        _backward, (programs if count else 0,), grads, others, rows, weight, rstd, grad_x, partial,
+        grads.stride(0), others.stride(0), rows.stride(0), width, count, -(-count // programs),
+        MORE=more is not None, BLOCK=power_of_2(width), num_warps=8 if width >= _WIDE else 4,
+    )  # fmt: skip
     return grad_x, partial.sum(0).to(weight.dtype)

@@ -1,4 +1,4 @@
-"""Rotary position embedding as ops: they save their angle tables only. Plain torch everywhere.
+"""Rotary position embedding as ops: they save their angle tables only.
 
 A rotation's gradient is the rotation back, so no activation is kept.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flopwright.kernels.dispatch import runs_triton
 from flopwright.kernels.rope import reference
 
 
@@ -25,6 +26,10 @@ def _turn_(out: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
 @torch.library.custom_op("flopwright::rope", mutates_args=())
 def rope(x: Tensor, cos: Tensor, sin: Tensor, start: int, interleaved: bool) -> Tensor:
     """Returns x with its last dimension rotated from column `start` on; see `reference.rope`."""
+    if runs_triton("rope", x):
+        import flopwright.kernels.rope.kernel as kernel
+
+        return kernel.turn(x, cos, sin, start, interleaved)
     out = x.clone(memory_format=torch.contiguous_format)
     if start % 2 == 0:
         _turn_(out[..., start:], cos, sin, interleaved)
@@ -56,6 +61,10 @@ def mla_key_value(
     kv: Tensor, key: Tensor, cos: Tensor, sin: Tensor, nope: int
 ) -> tuple[Tensor, Tensor]:
     """Returns MLA's keys and values from latent and shared key; see the reference."""
+    if runs_triton("rope", kv):
+        import flopwright.kernels.rope.kernel as kernel
+
+        return kernel.mla_key_value(kv, key, cos, sin, nope)
     batch, seq, heads, _ = kv.shape
     rotary = key.shape[-1]
     keys = kv.new_empty(batch, seq, heads, nope + rotary)
@@ -71,6 +80,29 @@ def _(kv: Tensor, key: Tensor, cos: Tensor, sin: Tensor, nope: int) -> tuple[Ten
     return keys, kv.new_empty((*heads, kv.shape[-1] - nope))
 
 
+@torch.library.custom_op("flopwright::mla_key_value_backward", mutates_args=())
+def mla_key_value_backward(
+    grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, nope: int
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of the latent and of the shared key."""
+    if runs_triton("rope", grad_keys):
+        import flopwright.kernels.rope.kernel as kernel
+
+        return kernel.mla_key_value_backward(grad_keys, grad_values, cos, sin, nope)
+    grad_kv = torch.cat((grad_keys[..., :nope], grad_values), -1)
+    shared = grad_keys[..., nope:].sum(2, keepdim=True)
+    return grad_kv, reference.rotate(shared, cos, -sin, True).squeeze(2)
+
+
+@mla_key_value_backward.register_fake
+def _(
+    grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, nope: int
+) -> tuple[Tensor, Tensor]:
+    batch, seq, heads, v_width = grad_values.shape
+    grad_kv = grad_keys.new_empty(batch, seq, heads, nope + v_width)
+    return grad_kv, grad_keys.new_empty(batch, seq, grad_keys.shape[-1] - nope)
+
+
 def _setup_mla(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, _, cos, sin, ctx.nope = inputs
     ctx.save_for_backward(cos, sin)
@@ -80,9 +112,8 @@ def _backward_mla(
     ctx: Any, grad_keys: Tensor, grad_values: Tensor
 ) -> tuple[Tensor, Tensor, None, None, None]:
     cos, sin = ctx.saved_tensors
-    grad_kv = torch.cat((grad_keys[..., : ctx.nope], grad_values), -1)
-    shared = grad_keys[..., ctx.nope :].sum(2, keepdim=True)
-    return grad_kv, reference.rotate(shared, cos, -sin, True).squeeze(2), None, None, None
+    grads = mla_key_value_backward(grad_keys, grad_values, cos, sin, ctx.nope)
+    return (*grads, None, None, None)
 
 
 mla_key_value.register_autograd(_backward_mla, setup_context=_setup_mla)

@@ -18,7 +18,8 @@ from flopwright.models.transformer.module import Stage
 BYTES_ONLY = {
     "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "rope",
     "mla_key_value", "swiglu", "swiglu_packed", "route", "sort_by_expert",
-    "permute", "unpermute", "cross_entropy", "embedding",
+    "permute", "unpermute", "cross_entropy", "embedding", "mla_key_value_backward",
+    "swiglu_backward", "swiglu_packed_backward", "permute_backward", "unpermute_backward",
 }  # fmt: skip
 MATMUL_MARKERS = ("mm", "matmul", "dot", "conv", "attention", "linear", "einsum", "aten::mv")
 
