@@ -29,8 +29,11 @@ from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.training.blocks import price_blocks, shard_combos
 from flopwright.simulator.training.candidates import Candidates
 from flopwright.simulator.training.evaluate import group_costs, same_pipeline
+from flopwright.simulator.training.predict import durations_of
+from flopwright.simulator.training.program import program_of
 from flopwright.simulator.training.replay import Durations
 from flopwright.simulator.training.schedule_rules import reduces, reduces_by_chunk
+from flopwright.simulator.training.shared_cores import replay_shared, shared_cores
 from flopwright.simulator.training.stages import PipelineCosts
 from flopwright.simulator.training.waves import many_step_seconds
 from flopwright.spec.scenario import Scenario
@@ -77,8 +80,26 @@ def replayed_step_times(
     for members in parts.values():
         index = np.concatenate([i for i, _ in members])
         plan = candidates.plan(int(index[0]))
+        if shared_cores(scenario, plan) is not None:
+            for places, costs in members:
+                out[places] = _shared_step_times(scenario, candidates, costs, places)
+            continue
         durations = _durations([c for _, c in members])
         out[index] = many_step_seconds(plan, durations, scenario.workload.global_batch_size)
+    return out
+
+
+def _shared_step_times(
+    scenario: Scenario, candidates: Candidates, costs: PipelineCosts, places: Ints
+) -> list[float]:
+    """Returns the step times of candidates whose ranks share cores, one after the other."""
+    out = []
+    for column, place in enumerate(places):
+        plan = candidates.plan(int(place))
+        program = program_of(plan, plan.num_microbatches(scenario.workload.global_batch_size))
+        shared = shared_cores(scenario, plan)
+        assert shared is not None
+        out.append(float(replay_shared(program, durations_of(costs, column), shared).step_time_s))
     return out
 
 

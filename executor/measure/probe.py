@@ -6,28 +6,55 @@ same time, so that what they share (cores, memory, links) is shared as in traini
 
 from __future__ import annotations
 
-import time
+import hashlib
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 import torch
 
 from flopwright.executor.measure.fingerprint import fingerprint
-from flopwright.executor.measure.probe_cases import KIND_NAMES, ProbeCase
-from flopwright.executor.measure.probe_collectives import SIZES, probe_collectives
-from flopwright.executor.measure.probe_timing import Clock, Ranks, Samples, spread, time_calls
-from flopwright.models.optim.adamw.cost import step_cost
-from flopwright.ops import OpKind, OpTable, Phase
+from flopwright.executor.measure.probe_cases import ProbeCase
+from flopwright.executor.measure.probe_collectives import SIZES, collective_units
+from flopwright.executor.measure.probe_links import link_points, rank_speeds, ranks_per_node
+from flopwright.executor.measure.probe_operators import (
+    OPTIMIZER_NUMEL,
+    case_part,
+    host_floor,
+    optimizer_part,
+    shape_text,
+)
+from flopwright.executor.measure.probe_storage import storage_points
+from flopwright.executor.measure.probe_timing import Clock, Ranks
+from flopwright.executor.measure.probe_units import Journal, Say, Unit, run_units
 from flopwright.plan.file import PlanFile
 from flopwright.report.metrics import Fingerprint
-from flopwright.report.probe import OperatorPoint, ProbeReport
+from flopwright.report.probe import ProbePart, ProbeReport
 
 # Shares of the time budget.
 _COLLECTIVE_SHARE: Final = 0.35
 _OPTIMIZER_SHARE: Final = 0.05
-_BACKWARD: Final = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
-_OPTIMIZER_NUMEL: Final = (2**14, 2**18, 2**20, 2**22)
+_STEP_SHARE: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions:
+    """What a probe may take and where it keeps what it has found.
+
+    Attributes:
+        budget_s: seconds to spend, which decides the repeats; reference steps get a share.
+        journal: file of finished units; a probe that was ended goes on from it.
+        storage: folder whose disk is measured; None leaves it out.
+        collective_sizes: payloads in bytes.
+    """
+
+    budget_s: float = 60.0
+    journal: Path | None = None
+    storage: Path | None = None
+    collective_sizes: tuple[int, ...] = SIZES
 
 
 def run_probe(
@@ -35,25 +62,42 @@ def run_probe(
     plans: Sequence[PlanFile] = (),
     *,
     budget_s: float = 60.0,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
+    options: ProbeOptions | None = None,
 ) -> ProbeReport:
     """Returns what this machine does; every rank of the process group calls it together.
 
     Args:
         device: this rank's device.
         plans: the shapes their models need are measured; a grid that spans the rest always.
-        budget_s: seconds to spend, which decides the repeats.
-        progress: called on rank 0 with what comes next.
+        budget_s: seconds to spend, where `options` does not say.
+        progress: called on rank 0 with "3/40 what comes next".
+        options: see `ProbeOptions`.
     """
     from flopwright.executor.measure.probe_points import cases_for
+    from flopwright.executor.measure.probe_reference import probe_steps, reference_plans
 
-    return measure_cases(
-        cases_for(plans, device.type),
-        fingerprint(Ranks(device).size, device.type),
-        device,
-        budget_s=budget_s,
-        progress=progress,
-    )
+    options = options or ProbeOptions(budget_s=budget_s)
+    ranks = Ranks(device)
+    where = fingerprint(ranks.size, device.type)
+    memory = _device_memory(device) or where.memory_bytes // ranks.size
+    references = reference_plans(plans, ranks.size, memory) if ranks.size > 1 else []
+    steps_s = options.budget_s * _STEP_SHARE if references else 0.0
+    cases = cases_for(plans, device.type)
+    units = _Units(ranks, options, options.budget_s - steps_s)
+    listed = units.listed(cases)
+    if references:
+        listed.append(
+            Unit(
+                "reference steps",
+                "reference steps",
+                lambda _: ProbePart(steps=tuple(probe_steps(references, ranks, steps_s))),
+                share=0.0,
+                again=False,
+            )
+        )
+    head = _head(where, plans, listed)
+    return _report(listed, units, where, options, progress, Journal(options.journal, head))
 
 
 def measure_cases(
@@ -62,7 +106,7 @@ def measure_cases(
     device: torch.device,
     *,
     budget_s: float = 60.0,
-    progress: Callable[[str], None] | None = None,
+    progress: Say | None = None,
     collective_sizes: tuple[int, ...] = SIZES,
 ) -> ProbeReport:
     """Returns the report over the given cases; collective, as `run_probe`.
@@ -76,44 +120,108 @@ def measure_cases(
         progress: called on rank 0 with what comes next.
         collective_sizes: payloads in bytes.
     """
-    ranks, clock = Ranks(device), Clock(device)
-    tell = progress if progress is not None and ranks.rank == 0 else _silent
-    tell("host floor")
-    host_floor_s = _host_floor(clock, ranks)
-    tell("optimizer")
-    operators = _optimizer_points(clock, ranks, budget_s * _OPTIMIZER_SHARE)
-    rest_s = budget_s * (1 - _OPTIMIZER_SHARE)
-    collective_s = rest_s * _COLLECTIVE_SHARE if ranks.size > 1 else 0.0
-    operators += _timed_cases(cases, clock, ranks, rest_s - collective_s, tell)
-    collectives = probe_collectives(ranks, collective_s, tell, collective_sizes)
+    options = ProbeOptions(budget_s=budget_s, collective_sizes=collective_sizes)
+    units = _Units(Ranks(device), options, budget_s)
+    return _report(units.listed(cases), units, fingerprint, options, progress, Journal(None, ""))
+
+
+@dataclass(slots=True)
+class _Units:
+    """Lists a probe's units, with their shares of the time."""
+
+    ranks: Ranks
+    options: ProbeOptions
+    seconds: float
+    clock: Clock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.ranks.device)
+
+    def listed(self, cases: Sequence[ProbeCase]) -> list[Unit]:
+        """Returns the units in the order they are measured: what is essential first."""
+        ranks, clock, numel = self.ranks, self.clock, OPTIMIZER_NUMEL
+        collective = _COLLECTIVE_SHARE if ranks.size > 1 else 0.0
+        units = [
+            Unit("floor", "host floor", lambda _: host_floor(clock, ranks), 0.0, again=False),
+            *(
+                Unit(f"optimizer {n}", f"optimizer of {n:,} weights", self._optimizer(n),
+                     _OPTIMIZER_SHARE / len(numel))
+                for n in numel
+            ),
+        ]  # fmt: skip
+        share = (1 - _OPTIMIZER_SHARE) * (1 - collective) / max(len(cases), 1)
+        needed = [c for c in cases if c.essential]
+        units += [self._case(c, share) for c in needed]
+        if ranks.size > 1:
+            whole = (1 - _OPTIMIZER_SHARE) * collective
+            units += collective_units(ranks, self.options.collective_sizes, whole)
+            units.append(Unit("links", "links", lambda _: link_points(ranks), 0.0, again=False))
+        folder = self.options.storage
+        if folder is not None:
+            run: Callable[[float], ProbePart] = lambda _: storage_points(folder, ranks)  # noqa: E731
+            units.append(Unit("storage", "checkpoint I/O", run, 0.0, again=False))
+        return units + [self._case(c, share) for c in cases if not c.essential]
+
+    def _optimizer(self, numel: int) -> Callable[[float], ProbePart]:
+        return lambda seconds: optimizer_part(numel, self.clock, self.ranks, seconds)
+
+    def _case(self, case: ProbeCase, share: float) -> Unit:
+        text = f"{case.name} {shape_text(case.rows)} {case.dtype}"
+        rows = case.rows
+        key = f"{text} {rows.batch[0, 0]:g} {rows.read_bytes[0, 0]:g}"
+        return Unit(
+            key,
+            text,
+            lambda seconds: case_part(case, self.clock, self.ranks, seconds),
+            share,
+            essential=case.essential,
+            again=case.essential,
+        )
+
+
+def _report(
+    units: Sequence[Unit],
+    of: _Units,
+    where: Fingerprint,
+    options: ProbeOptions,
+    progress: Say | None,
+    journal: Journal,
+) -> ProbeReport:
+    """Measures the units and returns everything as a report."""
+    ranks = of.ranks
+    say = progress if progress is not None and ranks.rank == 0 else _silent
+    found = run_units(units, ranks, of.seconds, say, journal)
+    parts = [found[u.key] for u in units if u.key in found]
+    floors = [p.host_floor_s for p in parts if p.host_floor_s is not None]
+    logs = [p.rank_log for p in parts if p.rank_log]
+    speeds = rank_speeds(ranks, _same_logs(logs, ranks))
     return ProbeReport(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        fingerprint=fingerprint,
-        device_memory_bytes=_device_memory(device),
-        host_floor_s=host_floor_s,
-        operators=tuple(operators),
-        collectives=tuple(collectives),
+        fingerprint=where,
+        device_memory_bytes=_device_memory(ranks.device),
+        host_floor_s=floors[0] if floors else 0.0,
+        operators=tuple(o for p in parts for o in p.operators),
+        collectives=tuple(c for p in parts for c in p.collectives),
+        steps=tuple(s for p in parts for s in p.steps),
+        nodes=ranks.size // ranks_per_node(ranks.size),
+        storage=tuple(s for p in parts for s in p.storage),
+        links=tuple(x for p in parts for x in p.links),
+        ranks=speeds if ranks.size > 1 else (),
     )
 
 
-def _timed_cases(
-    cases: Sequence[ProbeCase],
-    clock: Clock,
-    ranks: Ranks,
-    seconds: float,
-    tell: Callable[[str], None],
-) -> list[OperatorPoint]:
-    """Returns the cases' points, essential shapes first: the time may end before the rest."""
-    deadline = time.monotonic() + seconds
-    ordered = sorted(cases, key=lambda c: not c.essential)
-    points: list[OperatorPoint] = []
-    for i, case in enumerate(ordered):
-        late = ranks.agree(float(time.monotonic() > deadline)) > 0
-        if late and not case.essential:
-            continue
-        tell(f"{case.name} {_shape_text(case.rows)} {case.dtype} ({i + 1} of {len(ordered)})")
-        points += _case_points(case, clock, ranks, seconds / len(ordered))
-    return points
+def _same_logs(logs: Sequence[Sequence[float]], ranks: Ranks) -> list[tuple[float, ...]]:
+    """Returns rank 0's logs as far as every rank must know them: whether there are any."""
+    if ranks.agree(float(len(logs))) == 0:
+        return []
+    return [tuple(row) for row in logs] or [(0.0,) * ranks.size]
+
+
+def _head(where: Fingerprint, plans: Sequence[PlanFile], units: Sequence[Unit]) -> str:
+    """Returns the journal's first line: what machine, plans and units it is of."""
+    of = [where.stack_id(), *(p.scenario_hash + p.parallel_hash for p in plans)]
+    text = json.dumps([of, [u.key for u in units]])
+    return "flopwright probe " + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _device_memory(device: torch.device) -> int | None:
@@ -124,99 +232,3 @@ def _device_memory(device: torch.device) -> int | None:
 
 def _silent(_message: str) -> None:
     """Says nothing."""
-
-
-def _shape_text(rows: OpTable) -> str:
-    return "x".join(f"{float(c[0, 0]):g}" for c in (rows.m, rows.k, rows.n) if c[0, 0] != 1)
-
-
-def _case_points(
-    case: ProbeCase, clock: Clock, ranks: Ranks, seconds: float
-) -> list[OperatorPoint]:
-    """Returns a point for each cost row of the case."""
-    prepared = case.prepare(ranks.device)
-    inputs = prepared.inputs
-    gradient = torch.ones_like(prepared.run()) if inputs else None
-
-    def call() -> list[Any]:
-        marks = [clock.mark()]
-        out = prepared.run()
-        marks.append(clock.mark())
-        if inputs:
-            torch.autograd.grad(out, inputs, gradient)
-            marks.append(clock.mark())
-        return marks
-
-    samples = time_calls(call, clock, ranks, seconds=seconds)
-    rows = case.rows
-    backward = [i for i in range(len(rows)) if rows.phase[i] in _BACKWARD]
-    if not inputs:
-        return [_point(case.name, rows, i, samples[:, 0]) for i in range(len(rows))]
-    points = [_point(case.name, rows, 0, samples[:, 0])]
-    if backward:
-        shares = _shares(rows, backward)
-        points += [
-            _point(case.name, rows, i, samples[:, 1] * share)
-            for i, share in zip(backward, shares, strict=True)
-        ]
-    return points
-
-
-def _shares(rows: OpTable, members: list[int]) -> list[float]:
-    """Returns each row's part of a time they share, by FLOPs, by bytes where there are none."""
-    weight = rows.flops[members, 0]
-    if not weight.any():
-        weight = (rows.read_bytes + rows.written_bytes)[members, 0]
-    return [float(w) for w in weight / weight.sum()]
-
-
-def _point(name: str, rows: OpTable, row: int, samples: Samples) -> OperatorPoint:
-    found = spread(samples)
-    return OperatorPoint.model_validate(
-        {
-            "kind": KIND_NAMES[OpKind(rows.kind[row])],
-            "name": name,
-            "dtype": rows.dtype[row],
-            "phase": "backward" if rows.phase[row] in _BACKWARD else "forward",
-            "m": rows.m[row, 0],
-            "k": rows.k[row, 0],
-            "n": rows.n[row, 0],
-            "batch": rows.batch[row, 0],
-            "flops": rows.flops[row, 0],
-            "moved_bytes": rows.read_bytes[row, 0] + rows.written_bytes[row, 0],
-            "seconds": found.median_s,
-            "seconds_min": found.min_s,
-            "seconds_p90": found.p90_s,
-        }
-    )
-
-
-def _host_floor(clock: Clock, ranks: Ranks) -> float:
-    """Returns the seconds of an op on one element: what any call costs."""
-    one = torch.ones(1, device=ranks.device)
-
-    def call() -> list[Any]:
-        start = clock.mark()
-        torch.add(one, one)
-        return [start, clock.mark()]
-
-    return spread(time_calls(call, clock, ranks, seconds=0.2, most=2000).ravel()).median_s
-
-
-def _optimizer_points(clock: Clock, ranks: Ranks, seconds: float) -> list[OperatorPoint]:
-    """Returns torch's AdamW in fp32 on one tensor of each size."""
-    points = []
-    for numel in _OPTIMIZER_NUMEL:
-        weight = torch.nn.Parameter(torch.ones(numel, device=ranks.device))
-        weight.grad = torch.ones_like(weight)
-        optimizer = torch.optim.AdamW([weight], lr=1e-3, fused=True)  # as the executor does
-
-        def call(optimizer: torch.optim.Optimizer = optimizer) -> list[Any]:
-            start = clock.mark()
-            optimizer.step()
-            return [start, clock.mark()]
-
-        samples = time_calls(call, clock, ranks, seconds=seconds / len(_OPTIMIZER_NUMEL))
-        rows = step_cost(numel, weights="fp32", master=None).ops
-        points.append(_point("adamw", rows, 0, samples.ravel()))
-    return points

@@ -51,6 +51,7 @@ KIND_NAMES: Final = {
     OpKind.ATTENTION: "attention",
     OpKind.MEMORY_BOUND: "memory_bound",
     OpKind.OPTIMIZER: "optimizer",
+    OpKind.QUANTIZE: "quantize",
 }
 
 
@@ -289,21 +290,3 @@ def add_case(elements: int, dtype: str) -> ProbeCase:
             )  # fmt: skip
 
     return ProbeCase("add", dtype, _rows(add), prepare)
-
-
-def copy_case(nbytes: int) -> ProbeCase:
-    """Returns a plain copy of `nbytes` bytes: the memory's own bandwidth."""
-    elements = max(1, nbytes // 4)
-
-    def prepare(device: torch.device) -> Prepared:
-        source = torch.ones(elements, device=device)
-        target = torch.empty_like(source)
-        return Prepared(lambda: target.copy_(source))
-
-    def add(cost: CostBuilder) -> None:
-        cost.op(
-            "copy", OpKind.MEMORY_BOUND, Phase.FORWARD, dtype="fp32", m=elements,
-            read_bytes=4 * elements, written_bytes=4 * elements,
-        )  # fmt: skip
-
-    return ProbeCase("copy", "fp32", _rows(add), prepare)

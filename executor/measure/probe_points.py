@@ -10,7 +10,6 @@ from flopwright.executor.measure.probe_cases import (
     ProbeCase,
     add_case,
     attention_case,
-    copy_case,
     cross_entropy_case,
     embedding_case,
     grouped_case,
@@ -22,6 +21,8 @@ from flopwright.executor.measure.probe_cases import (
     swiglu_case,
     unpermute_case,
 )
+from flopwright.executor.measure.probe_design import by_information
+from flopwright.executor.measure.probe_plain import copy_case, host_copy_case, quantize_case
 from flopwright.models.transformer.cost import layer_cost
 from flopwright.ops import OpKind, OpTable, Phase, ShardShape
 from flopwright.plan.file import PlanFile
@@ -42,6 +43,9 @@ _GRID: Final = (
     (256, 2048, 256),
     (256, 256, 2048),
 )
+# What the cluster file calls the peak, measured whatever the time.
+_TOP: Final = (512, 512, 512)
+_GPU_TOP: Final = (4096, 4096, 4096)
 _GPU_GRID: Final = (
     *_GRID,
     (4096, 4096, 4096),
@@ -51,21 +55,28 @@ _GPU_GRID: Final = (
     (8192, 8192, 512),
 )
 _COPY_BYTES: Final = (2**20, 2**26)
+_QUANTIZED: Final = ((256, 512), (2048, 1024))
+_NARROWED: Final = frozenset({"bf16", "fp32"})
 
 
 def grid_cases(dtypes: Iterable[str], device_kind: str) -> list[ProbeCase]:
-    """Returns products over the grid in each dtype, and plain copies."""
+    """Returns products over the grid in each dtype, plain copies, and narrowing to FP8."""
     grid = _GPU_GRID if device_kind == "cuda" else _GRID
     cases = [copy_case(n) for n in _COPY_BYTES]
+    cases += [quantize_case(*shape, d) for shape in _QUANTIZED for d in dtypes if d in _NARROWED]
+    if device_kind == "cuda":
+        cases += [host_copy_case(n, back=back) for n in _COPY_BYTES for back in (False, True)]
     for m, k, n in grid:
-        cases += [linear_case(m, k, n, d, essential=False) for d in dtypes if d in TORCH_DTYPES]
+        needed = (m, k, n) == (_GPU_TOP if device_kind == "cuda" else _TOP)
+        cases += [linear_case(m, k, n, d, essential=needed) for d in dtypes if d in TORCH_DTYPES]
     return cases
 
 
 def cases_for(plans: Sequence[PlanFile], device_kind: str) -> list[ProbeCase]:
     """Returns the cases of a probe: what the plans' models run, then the grid.
 
-    The grid is measured in the plans' compute dtypes, and in fp32 and bf16.
+    The grid is measured in the plans' compute dtypes, and in fp32 and bf16; what the plans'
+    shapes leave least sure comes first (probe_design.py), as the time may not be enough.
     """
     found: dict[tuple[object, ...], ProbeCase] = {}
     dtypes = {"fp32": None, "bf16": None}
@@ -76,7 +87,8 @@ def cases_for(plans: Sequence[PlanFile], device_kind: str) -> list[ProbeCase]:
             plan.scenario.model, workload, (split.micro_batch_size,), (split.tp,), (split.ep,)
         ):
             found.setdefault(_key(case), case)
-    for case in grid_cases(dtypes, device_kind):
+    grid = by_information(found.values(), grid_cases(dtypes, device_kind))
+    for case in grid:
         found.setdefault(_key(case), case)
     return list(found.values())
 

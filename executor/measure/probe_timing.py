@@ -18,11 +18,12 @@ Samples = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Seconds of one call over the repeats."""
+    """Seconds of one call over the repeats; the mean is winsorised at the 90th percentile."""
 
     median_s: float
     min_s: float
     p90_s: float
+    mean_s: float
 
 
 def spread(samples: Samples) -> Spread:
@@ -32,6 +33,7 @@ def spread(samples: Samples) -> Spread:
         median_s=float(np.median(kept)),
         min_s=float(kept.min()),
         p90_s=float(np.quantile(kept, 0.9)),
+        mean_s=float(np.minimum(kept, np.quantile(kept, 0.9)).mean()),
     )
 
 
@@ -114,6 +116,17 @@ def time_calls(
 ) -> Samples:
     """Returns [repeats over all ranks, intervals] of seconds between the marks of `call`.
 
+    See `time_calls_by_rank`.
+    """
+    found = time_calls_by_rank(call, clock, ranks, seconds=seconds, most=most)
+    return found.reshape(-1, found.shape[-1])
+
+
+def time_calls_by_rank(
+    call: Callable[[], list[Any]], clock: Clock, ranks: Ranks, *, seconds: float, most: int = 200
+) -> Samples:
+    """Returns [ranks, repeats, intervals] of seconds between the marks of `call`.
+
     Args:
         call: does the work once and returns its marks; n marks make n - 1 intervals.
         clock: what the marks were taken with.
@@ -131,5 +144,4 @@ def time_calls(
         clock.wait()
     mine = np.array([[clock.between(a, b) for a, b in itertools.pairwise(row)] for row in marks])
     fewest = int(ranks.gather(np.array([float(len(mine))])).min())
-    gathered = ranks.gather(mine[:fewest])
-    return gathered.reshape(-1, gathered.shape[-1])
+    return ranks.gather(mine[:fewest])

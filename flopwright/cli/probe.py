@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
+    from flopwright.executor.measure.probe_request import ProbeRequest
     from flopwright.plan.file import PlanFile
     from flopwright.report.probe import ProbeReport
     from flopwright.spec.scenario import Scenario
@@ -24,36 +25,71 @@ def probe(
     out: Annotated[
         Path, typer.Option("--out", help="Folder for cluster.yaml, calibration.yaml, probe.json.")
     ] = Path("machine"),
-    budget_s: Annotated[
-        float, typer.Option("--budget", min=1, help="Seconds to measure for.")
-    ] = 60.0,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.05, help="Minutes to measure for.")
+    ] = 1.0,
     scenario: Annotated[
         str,
         typer.Option("--scenario", help="Measure the shapes that this scenario's model needs."),
     ] = _DEFAULT_SCENARIO,
+    prepare: Annotated[
+        bool,
+        typer.Option("--prepare", help="Only write request.json, for ranks that you start."),
+    ] = False,
+    read: Annotated[
+        bool, typer.Option("--read", help="Measure nothing: read the probe.json in --out.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure this machine: matrix products, memory, collectives between local processes.
+    """Measure this machine: operators, memory, collectives, checkpoints, reference steps.
 
-    All ranks measure at the same time, so that what they share is shared as in training.
+    All ranks measure at the same time, so that what they share is shared as in training. Slow
+    processors and links are named. Ended with Ctrl-C, the same command goes on where it was.
+    Across nodes: --prepare, start the ranks with torchrun or srun (request.json says how), --read.
 
-    Example: flopwright probe --nproc 2 --out machine
+    Example: flopwright probe --nproc 2 --minutes 2 --out machine
     """
+    from flopwright.cli._probe_view import progress_display, show
+    from flopwright.executor.measure.probe_request import run_probe_ranks, write_request
+    from flopwright.planner.export.folder import check_folder
+    from flopwright.report.probe import ProbeReport
+    from flopwright.spec.load import load_scenario
+
+    wanted = load_scenario(scenario)
+    folder = out.resolve()
+    check_folder(folder, _FILES.values(), force=True)
+    if read:
+        report = _read(folder / _FILES["probe"], ProbeReport)
+    else:
+        ranks, request = _request(wanted, nproc, 60.0 * minutes)
+        folder.mkdir(parents=True, exist_ok=True)
+        if prepare:
+            typer.echo(f"written: {write_request(request, folder)}; {_how_to_start(out)}")
+            return
+        try:
+            with progress_display(quiet=as_json) as tell:
+                report = run_probe_ranks(request, ranks, folder, tell)
+        except KeyboardInterrupt:
+            typer.echo(f"ended; measured so far is in {out}: the same command goes on", err=True)
+            raise typer.Exit(130) from None
+    data = _write(report, folder)
+    if as_json:
+        files = {name: str(out / f) for name, f in _FILES.items()}
+        typer.echo(json.dumps(data | {"files": files}))
+        return
+    show(report)
+    names = ", ".join(str(out / f) for f in _FILES.values())
+    typer.echo(f"calibration {data['calibration']}; files: {names}")
+
+
+def _request(wanted: Scenario, nproc: int | None, seconds: float) -> tuple[int, ProbeRequest]:
+    """Returns how many ranks measure, and what."""
     import importlib.util
-    import tempfile
 
     from flopwright.errors import InputError, Violation
     from flopwright.executor.launch.machine import find_machine
-    from flopwright.executor.measure.probe_request import ProbeRequest, run_probe_ranks
-    from flopwright.planner.export.folder import check_folder, write_folder
-    from flopwright.simulator.calibration.cluster_file import cluster_from_probe, link_name
-    from flopwright.simulator.calibration.files import save_calibration
-    from flopwright.simulator.calibration.fit_probe import fit_probe
-    from flopwright.spec.load import dump_yaml, load_scenario
+    from flopwright.executor.measure.probe_request import ProbeRequest
 
-    wanted = load_scenario(scenario)
-    files = {name: out / f for name, f in _FILES.items()}
-    check_folder(out.resolve(), _FILES.values(), force=True)
     if importlib.util.find_spec("torch") is None:
         raise InputError(
             Violation(
@@ -73,18 +109,34 @@ def probe(
                 nearest_fix=f"use --nproc {machine.gpus}",
             )
         )
-    request = ProbeRequest(
-        device="cuda" if machine.gpus else "cpu",
-        plans=_shapes(wanted, ranks),
-        budget_s=budget_s,
+    device: Literal["cuda", "cpu"] = "cuda" if machine.gpus else "cpu"
+    return ranks, ProbeRequest(device=device, plans=_shapes(wanted, ranks), budget_s=seconds)
+
+
+def _how_to_start(out: Path) -> str:
+    return (
+        "start the ranks, for example on two nodes with eight each:\n"
+        "  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d "
+        "--rdzv-endpoint HOST:29500 -m flopwright.executor.measure.probe_worker "
+        f"{out / 'request.json'}\nthen: flopwright probe --out {out} --read"
     )
 
-    def tell(what: str) -> None:
-        if not as_json:
-            typer.echo(f"  {what}", err=True)
 
-    with tempfile.TemporaryDirectory(prefix="flopwright-probe-") as folder:
-        report = run_probe_ranks(request, ranks, Path(folder), tell)
+def _read(path: Path, kind: type[ProbeReport]) -> ProbeReport:
+    from flopwright.spec.validate import validate
+    from flopwright.spec.yaml_lines import read_yaml
+
+    return validate(kind, read_yaml(path))
+
+
+def _write(report: ProbeReport, folder: Path) -> dict[str, Any]:
+    """Writes the three files and the calibration by its id; returns what --json prints."""
+    from flopwright.planner.export.folder import write_folder
+    from flopwright.simulator.calibration.cluster_file import cluster_from_probe, link_name
+    from flopwright.simulator.calibration.files import save_calibration
+    from flopwright.simulator.calibration.fit_probe import fit_probe
+    from flopwright.spec.load import dump_yaml
+
     cluster, calibration = cluster_from_probe(report), fit_probe(report, link_name(report))
     contents = {
         "probe": report.model_dump_json(exclude_none=True, indent=1),
@@ -92,19 +144,16 @@ def probe(
         "calibration": dump_yaml(calibration, header=calibration.source),
     }
     written = {_FILES[name]: text.encode() for name, text in contents.items()}
-    write_folder(out.resolve(), written, force=True)
-    save_calibration(calibration)  # by its id, so that other verbs find it
-    if as_json:
-        data = {
-            "probe": report.to_data(),
-            "cluster": cluster.to_data(),
-            "calibration": calibration.id,
-            "files": {name: str(path) for name, path in files.items()},
-        }
-        typer.echo(json.dumps(data))
-        return
-    _show(report)
-    typer.echo(f"calibration {calibration.id}; files: {', '.join(map(str, files.values()))}")
+    write_folder(folder, written, force=True)
+    save_calibration(calibration)  # so that other verbs find it
+    (folder / "request.json").unlink(missing_ok=True)
+    return {
+        "probe": report.to_data(),
+        "cluster": cluster.to_data(),
+        "calibration": calibration.id,
+        "slow_ranks": [r.to_data() for r in report.slow_ranks()],
+        "slow_links": [x.to_data() for x in report.slow_links()],
+    }
 
 
 def _shapes(scenario: Scenario, ranks: int) -> tuple[PlanFile, ...]:
@@ -124,67 +173,3 @@ def _shapes(scenario: Scenario, ranks: int) -> tuple[PlanFile, ...]:
         for size in sizes
         for ep in sorted(splits)
     )
-
-
-def _show(report: ProbeReport) -> None:
-    """Prints the machine, and tables of rates and collectives."""
-    import sys
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from flopwright.simulator.calibration.fit_probe import copy_bytes_per_s
-    from flopwright.units import show_bytes, show_seconds
-
-    where = report.fingerprint
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    console.print(
-        f"{where.gpu or where.processor}: {where.world_size} ranks on {where.num_cores} cores, "
-        f"{where.threads_per_rank} thread(s) a rank, {show_bytes(where.memory_bytes)} of memory"
-    )
-    console.print(
-        f"memory copy {copy_bytes_per_s(report) / 1e9:.3g} GB/s a rank (read + write); "
-        f"one op costs {show_seconds(report.host_floor_s)}"
-    )
-    products = Table(title="matrix products and attention (median; all ranks at once)")
-    for column in (
-        "op",
-        "dtype",
-        "phase",
-        "m x k x n",
-        "batch",
-        "time",
-        "GFLOP/s",
-        "p90 / median",
-    ):
-        products.add_column(
-            column, justify="left" if column in {"op", "dtype", "phase"} else "right"
-        )
-    for p in report.operators:
-        if p.flops:
-            products.add_row(
-                p.name, p.dtype, p.phase, f"{p.m:g} x {p.k:g} x {p.n:g}", f"{p.batch:g}",
-                show_seconds(p.seconds), f"{p.flops / p.seconds / 1e9:.3g}",
-                f"{p.seconds_p90 / p.seconds:.2f}",
-            )  # fmt: skip
-    console.print(products)
-    if report.collectives:
-        _show_collectives(report, console)
-
-
-def _show_collectives(report: ProbeReport, console: object) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from flopwright.units import show_seconds
-
-    assert isinstance(console, Console)
-    table = Table(title="collectives between local ranks")
-    for column in ("collective", "ranks", "payload (KiB)", "median", "quickest", "GB/s"):
-        table.add_column(column, justify="left" if column == "collective" else "right")
-    for c in report.collectives:
-        table.add_row(
-            c.collective, str(c.ranks), f"{c.nbytes / 1024:,.0f}", show_seconds(c.seconds),
-            show_seconds(c.seconds_min), f"{c.nbytes / c.seconds / 1e9:.3g}",
-        )  # fmt: skip
-    console.print(table)

@@ -13,6 +13,7 @@ import numpy as np
 from flopwright.report.probe import CollectivePoint, OperatorPoint
 from flopwright.simulator.calibration.least_squares import Array, Prior, robust_fit
 from flopwright.simulator.calibration.model import CollectiveCurve, EfficiencyCurve
+from flopwright.simulator.operators.variants import family_of
 
 # Scatter of one timed point around a right curve (log): what medians on a busy machine show.
 _POINT_NOISE: Final = 0.15
@@ -120,6 +121,7 @@ def _fit_streaming(
         kind=points[0].kind,
         dtype=points[0].dtype,
         phase=points[0].phase,
+        family=family_of(points[0].name) if points[0].kind == "memory_bound" else "",
         bytes_per_s=bandwidth,
         floor_s=floor,
         residual_log=_scatter(fit.residuals),

@@ -101,6 +101,16 @@ class Calibration(Spec):
         base: id of the calibration this one was learnt from; "" if there was none.
         measurements: ids of the measurements it learnt from.
         contended_ranks: ranks that ran side by side while the points were taken.
+        call_s: seconds that every operator of a step takes beyond its curve, by "forward" and
+            "backward": what the program between operators does; and that every collective
+            inside a layer takes beyond its own ("sync"): waiting for the last rank, packing.
+            Nothing on a GPU, where the program runs ahead (layer_host_s).
+        call_log_std: standard deviation of the logarithm of each.
+        waiting_log: logarithm of what waiting for each other lengthens steps by; the factors
+            hold it already.
+        probe_factors, probe_factor_log_std, probe_calls, probe_waiting_log: the same before
+            whole runs were learnt from: those of a probe's reference steps. Learning anew
+            starts there.
 
     What a software stack adds (all neutral where not given; `with_stack` in files.py lays a
     stack over a GPU's prior):
@@ -136,6 +146,13 @@ class Calibration(Spec):
     base: str = ""
     measurements: tuple[str, ...] = ()
     contended_ranks: int = 1
+    call_s: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    call_log_std: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    waiting_log: float = 0.0
+    probe_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
+    probe_factor_log_std: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    probe_calls: dict[str, dict[str, NonNegativeFloat]] = Field(default_factory=dict)
+    probe_waiting_log: float = 0.0
     kernel_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
     layer_host_s: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     step_constant_s: NonNegativeFloat = 0.0

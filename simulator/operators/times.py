@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwright.ops import Array, OpTable
+from flopwright.ops import Array, OpTable, Phase
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.operators.curves import ResolvedCurve, resolve_curve
 from flopwright.simulator.operators.domain import outside
@@ -34,6 +34,7 @@ def op_seconds(ops: OpTable, gpu: GpuSpec, calibration: Calibration) -> OpTimes:
 
     One run takes floor + max(flops / (peak * efficiency), bytes / bandwidth): never less
     than the roofline (Williams et al. 2009) of the peak and bandwidth the curve stands on.
+    Inside a step each also takes the calibration's call_s.
 
     Raises:
         InputError: a row of a class or dtype that nothing prices.
@@ -50,6 +51,9 @@ def op_seconds(ops: OpTable, gpu: GpuSpec, calibration: Calibration) -> OpTimes:
             if note:
                 notes[note] = None
         once = _once(ops, rows, curve)
+        if calibration.call_s:
+            inside = (ops.phase[rows] != Phase.STEP)[:, None]
+            once = once + np.where(inside, calibration.call_s.get(variant.phase, 0.0), 0.0)
         seconds[rows] = np.where(ops.count[rows] > 0, once * ops.count[rows], 0.0)
     return OpTimes(seconds=seconds, assumptions=tuple(notes))
 

@@ -37,6 +37,7 @@ from flopwright.simulator.training.closed_form import stage_end_seconds
 from flopwright.simulator.training.combos import ShardCombos, shard_combos
 from flopwright.simulator.training.durations import pair_seconds
 from flopwright.simulator.training.schedule_rules import reduces_by_chunk
+from flopwright.simulator.training.shared_cores import shared_bound
 from flopwright.simulator.training.stages import PipelineCosts, pipeline_costs
 from flopwright.spec.scenario import Scenario
 
@@ -173,6 +174,7 @@ class _Results:
     ) -> None:
         m = costs.candidates.num_microbatches(scenario.workload.global_batch_size)
         step, times, stage = step_times(costs, m)
+        step, times = shared_bound(scenario, costs, m, step, times)
         self.step_time_s[index] = step
         for name, seconds in times.items():
             self.time_s[name][index] = seconds

@@ -50,7 +50,8 @@ def comm_seconds(
             continue  # no combination has the group
         times = _row(scenario, combos, calibration, table, row)
         notes.update(dict.fromkeys(times.assumptions))
-        seconds[row] = times.seconds * table.count[row]
+        waits = np.where(times.seconds > 0, calibration.call_s.get("sync", 0.0), 0.0)
+        seconds[row] = (times.seconds + waits) * table.count[row]
         side = forward if Phase(table.phase[row]) is Phase.FORWARD else backward
         side[cls[row]] = side.get(cls[row], np.zeros(len(combos))) + seconds[row]
     return CommSeconds(

@@ -22,6 +22,7 @@ from flopwright.simulator.training.evaluate import memory_of
 from flopwright.simulator.training.metrics import flops_by_convention, step_metrics
 from flopwright.simulator.training.program import Program, program_of
 from flopwright.simulator.training.replay import Timeline, replay
+from flopwright.simulator.training.shared_cores import replay_shared, shared_cores
 from flopwright.simulator.training.stages import Classes, PipelineCosts, pipeline_costs
 from flopwright.simulator.training.trace import COMPUTE_CLASSES, step_trace
 from flopwright.spec.scenario import Scenario
@@ -52,7 +53,11 @@ def predict(
     costs = plan_costs(scenario, plan, calibration)
     m = plan.num_microbatches(scenario.workload.global_batch_size)
     program = program_of(plan, m)
-    timeline = replay(program, durations_of(costs))
+    shared = shared_cores(scenario, plan)
+    durations = durations_of(costs)
+    timeline = (
+        replay(program, durations) if shared is None else replay_shared(program, durations, shared)
+    )
     critical = _critical_stage(program, timeline, plan.pp)
     only = None if whole_trace else critical
     trace = step_trace(program, timeline, costs, only_stage=only)

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from flopwright.executor.measure import probe
+from flopwright.executor.measure import probe_operators
 from flopwright.executor.measure.fingerprint import fingerprint
 from flopwright.executor.measure.probe import measure_cases
 from flopwright.executor.measure.probe_cases import (
     ProbeCase,
     attention_case,
-    copy_case,
     grouped_case,
     linear_case,
     norm_case,
 )
+from flopwright.executor.measure.probe_plain import copy_case
 from flopwright.executor.measure.probe_points import shapes_for
 from flopwright.executor.measure.probe_timing import (
     Clock,
@@ -93,9 +93,8 @@ def test_the_smallest_budget_still_runs_every_essential_case_and_drops_the_rest(
 
 
 def test_backward_rows_share_one_time_by_their_flops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        probe, "time_calls", lambda *_, **__: np.array([[1.0, 3.0], [1.0, 3.0], [2.0, 5.0]])
-    )
+    samples = np.array([[[1.0, 3.0], [1.0, 3.0], [2.0, 5.0]]])
+    monkeypatch.setattr(probe_operators, "time_calls_by_rank", lambda *_, **__: samples)
     report = measure_cases([linear_case(64, 32, 48, "fp32")], fingerprint(1), CPU, budget_s=0.2)
     rows = [p for p in report.operators if p.name == "linear"]
     # the two gradients have the same FLOPs: half of the backward pass each

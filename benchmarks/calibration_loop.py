@@ -1,0 +1,371 @@
+"""How far predictions are off before and after learning from five plans; a JSON object last.
+
+Small models of the shapes of Kimi K2 and Llama train under many plans, all plans of a world
+size inside one launch, in turns, the probe in the same launch. Every plan is then predicted
+from the probe alone, and those that were not among the five from the calibration learnt from
+these five. The five are drawn by kind of plan before anything runs; what other draws of five
+give is in `draws`. `memory_max_error` is over plans and memory classes, before calibration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from flopwright.executor.launch.commands import rank_environment, torchrun_command
+from flopwright.executor.launch.request import (
+    PROBE_FILE,
+    REQUEST_FILE,
+    RunEntry,
+    RunRequest,
+    measurement_file,
+    write_json,
+)
+from flopwright.executor.measure.fingerprint import processor_name
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.report.compare import Comparison, compare
+from flopwright.report.metrics import Measurement
+from flopwright.report.probe import ProbeReport
+from flopwright.simulator.calibration.fit_probe import fit_probe
+from flopwright.simulator.calibration.fit_runs import fit_runs
+from flopwright.simulator.calibration.model import Calibration
+from flopwright.simulator.calibration.repredict import predict_measurement
+from flopwright.spec.load import load_scenario, make_plan_file
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.scenario import Scenario
+
+K2, LLAMA = "k2", "llama"
+_LLAMA: Final[dict[str, Any]] = {
+    "name": "llama_mini",
+    "family": "llama",
+    "source": "Llama's blocks (grouped queries, SwiGLU), sized for a CPU",
+    "hidden_size": 192,
+    "num_layers": 6,
+    "vocab_size": 2304,
+    "max_seq_len": 1024,
+    "attention": {
+        "kind": "gqa",
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "head_dim": 32,
+        "rope": {"theta": 500000},
+    },
+    "mlp": {"kind": "swiglu", "intermediate_size": 640},
+}
+_PIPE: Final = {"data_parallel": "none"}
+# By world size and model, the name of a plan and its fields; a star marks those learnt from:
+# one of each kind of parallelism, and both models.
+PLANS: Final[dict[int, dict[str, dict[str, dict[str, Any]]]]] = {
+    2: {
+        K2: {
+            "dp2-zero0-mb4": {"dp_shard": 2, "micro_batch_size": 4},
+            "dp2-zero1-mb2*": {"dp_shard": 2, "micro_batch_size": 2, "zero_stage": 1},
+            "dp2-zero2-mb8": {"dp_shard": 2, "micro_batch_size": 8, "zero_stage": 2},
+            "dp2-zero1-mb8": {"dp_shard": 2, "micro_batch_size": 8, "zero_stage": 1},
+            "dp2-zero1-mb4-selective": {
+                "dp_shard": 2, "micro_batch_size": 4, "zero_stage": 1, "recompute": "selective",
+            },
+            "ep2-zero1-mb4*": {"dp_shard": 2, "ep": 2, "micro_batch_size": 4, "zero_stage": 1},
+            "ep2-zero0-mb8": {"dp_shard": 2, "ep": 2, "micro_batch_size": 8},
+            "ep2-zero1-mb2": {"dp_shard": 2, "ep": 2, "micro_batch_size": 2, "zero_stage": 1},
+            "pp2-mb2*": {"pp": 2, "micro_batch_size": 2, **_PIPE},
+            "pp2-mb4": {"pp": 2, "micro_batch_size": 4, **_PIPE},
+            "pp2-gpipe-mb1": {"pp": 2, "micro_batch_size": 1, "schedule": "gpipe", **_PIPE},
+            "pp2-zbv-mb2": {
+                "pp": 2, "vpp": 2, "micro_batch_size": 2, "schedule": "zb_v", **_PIPE,
+            },
+            "pp2-dualpipev-mb2": {
+                "pp": 2, "vpp": 2, "micro_batch_size": 2, "schedule": "dualpipe_v", **_PIPE,
+            },
+            "tp2-mb4": {"tp": 2, "micro_batch_size": 4, **_PIPE},
+            "tp2-mb8-full": {"tp": 2, "micro_batch_size": 8, "recompute": "full", **_PIPE},
+            "cp2-ulysses-mb4": {
+                "cp": 2, "micro_batch_size": 4, "context_parallel": "ulysses",
+            },
+        },
+        LLAMA: {
+            "dp2-zero0-mb4*": {"dp_shard": 2, "micro_batch_size": 4},
+            "dp2-zero1-mb1": {"dp_shard": 2, "micro_batch_size": 1, "zero_stage": 1},
+            "dp2-zero3-fsdp2-mb8": {
+                "dp_shard": 2, "micro_batch_size": 8, "zero_stage": 3, "data_parallel": "fsdp2",
+            },
+            "dp2-zero2-full-mb8": {
+                "dp_shard": 2, "micro_batch_size": 8, "zero_stage": 2, "recompute": "full",
+            },
+            "pp2-mb4": {"pp": 2, "micro_batch_size": 4, **_PIPE},
+            "pp2-interleaved-mb2": {
+                "pp": 2, "vpp": 2, "micro_batch_size": 2, "schedule": "interleaved_1f1b",
+                **_PIPE,
+            },
+            "pp2-zbh1-mb2": {"pp": 2, "micro_batch_size": 2, "schedule": "zb_h1", **_PIPE},
+            "pp2-full-mb2": {"pp": 2, "micro_batch_size": 2, "recompute": "full", **_PIPE},
+            "tp2-mb4*": {"tp": 2, "micro_batch_size": 4, **_PIPE},
+            "tp2-whole-mb2": {
+                "tp": 2, "micro_batch_size": 2, "sequence_parallel": False, **_PIPE,
+            },
+            "cp2-ring-mb4": {"cp": 2, "micro_batch_size": 4},
+        },
+    },
+    4: {
+        K2: {
+            "dp4-zero1-mb2*": {"dp_shard": 4, "micro_batch_size": 2, "zero_stage": 1},
+            "dp4-zero0-mb4": {"dp_shard": 4, "micro_batch_size": 4},
+            "ep4-zero1-mb4*": {"dp_shard": 4, "ep": 4, "micro_batch_size": 4, "zero_stage": 1},
+            "ep2-zero1-mb2": {"dp_shard": 4, "ep": 2, "micro_batch_size": 2, "zero_stage": 1},
+            "ep2-zero0-mb4": {"dp_shard": 4, "ep": 2, "micro_batch_size": 4},
+            "pp2-dp2-mb2*": {"pp": 2, "dp_shard": 2, "micro_batch_size": 2},
+            "pp2-dp2-ep2-mb2": {"pp": 2, "dp_shard": 2, "ep": 2, "micro_batch_size": 2},
+            "pp4-mb2": {"pp": 4, "micro_batch_size": 2, **_PIPE},
+            "pp4-gpipe-mb1": {"pp": 4, "micro_batch_size": 1, "schedule": "gpipe", **_PIPE},
+            "pp2-zbv-dp2-mb2": {
+                "pp": 2, "vpp": 2, "dp_shard": 2, "micro_batch_size": 2, "schedule": "zb_v",
+            },
+            "tp2-dp2-mb4": {"tp": 2, "dp_shard": 2, "micro_batch_size": 4},
+            "tp2-pp2-mb4": {"tp": 2, "pp": 2, "micro_batch_size": 4, **_PIPE},
+            "tp4-mb4": {"tp": 4, "micro_batch_size": 4, **_PIPE},
+        },
+        LLAMA: {
+            "dp4-zero0-mb4*": {"dp_shard": 4, "micro_batch_size": 4},
+            "dp4-zero2-mb2": {"dp_shard": 4, "micro_batch_size": 2, "zero_stage": 2},
+            "dp4-zero3-fsdp2-mb4": {
+                "dp_shard": 4, "micro_batch_size": 4, "zero_stage": 3, "data_parallel": "fsdp2",
+            },
+            "dp4-zero1-full-mb4": {
+                "dp_shard": 4, "micro_batch_size": 4, "zero_stage": 1, "recompute": "full",
+            },
+            "pp2-dp2-mb2": {"pp": 2, "dp_shard": 2, "micro_batch_size": 2},
+            "pp2-dp2-zero1-mb4": {
+                "pp": 2, "dp_shard": 2, "micro_batch_size": 4, "zero_stage": 1,
+            },
+            "pp2-interleaved-dp2-mb2": {
+                "pp": 2, "vpp": 2, "dp_shard": 2, "micro_batch_size": 2,
+                "schedule": "interleaved_1f1b",
+            },
+            "pp2-full-dp2-mb2": {
+                "pp": 2, "dp_shard": 2, "micro_batch_size": 2, "recompute": "full",
+            },
+            "tp2-dp2-mb4*": {"tp": 2, "dp_shard": 2, "micro_batch_size": 4},
+            "tp2-pp2-mb2": {"tp": 2, "pp": 2, "micro_batch_size": 2, **_PIPE},
+            "tp2-whole-dp2-mb2": {
+                "tp": 2, "dp_shard": 2, "micro_batch_size": 2, "sequence_parallel": False,
+            },
+            "cp2-dp2-ring-mb4": {"cp": 2, "dp_shard": 2, "micro_batch_size": 4},
+        },
+    },
+}  # fmt: skip
+TWIN: Final = "-again"
+_ROUND_STEPS: Final = 2
+
+
+def scenario_of(model: str, world: int) -> Scenario:
+    """Returns what a model trains on, `world` ranks of this machine's cores."""
+    mini = load_scenario("kimi_k2_mini_2cpu_fp32")
+    cores = len(os.sched_getaffinity(0))
+    node = mini.cluster.node.model_copy(update={"gpus": world, "cores": cores})
+    cluster = mini.cluster.model_copy(update={"name": f"local_{world}x", "node": node})
+    data: dict[str, Any] = {"cluster": cluster, "name": f"{model}_{world}"}
+    if model == LLAMA:
+        data["model"] = ModelSpec.model_validate(_LLAMA)
+    return mini.model_copy(update=data)
+
+
+def entries(world: int, only: int | None = None) -> tuple[tuple[RunEntry, ...], frozenset[str]]:
+    """Returns the plans of a world size, the first of each model twice, and those learnt from.
+
+    Args:
+        only: so many of each model (a rehearsal); None: all.
+    """
+    out, learnt = [], set()
+    for model, plans in PLANS[world].items():
+        scenario = scenario_of(model, world)
+        chosen = list(plans.items())[:only]
+        for place, (marked, fields) in enumerate(chosen):
+            name = f"{model}-{marked.rstrip('*')}"
+            if marked.endswith("*"):
+                learnt.add(name)
+            file = make_plan_file(scenario, ParallelPlan(**fields), name)
+            out.append(RunEntry(name=name, plan=file))
+            if place == 0:
+                out.append(RunEntry(name=name + TWIN, plan=file))
+    return tuple(out), frozenset(learnt)
+
+
+def run_launch(world: int, folder: Path, steps: int, budget_s: float, only: int | None) -> None:
+    """Runs all plans of a world size in turns in one launch, after the probe."""
+    found, _ = entries(world, only)
+    request = RunRequest(
+        entries=found,
+        device="cpu",
+        steps=steps,
+        steps_per_round=_ROUND_STEPS,
+        probe=True,
+        probe_budget_s=budget_s,
+        held_out_sequences=4,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / REQUEST_FILE, request.to_data())
+    command = torchrun_command(
+        folder / REQUEST_FILE, nproc_per_node=world, log_dir=folder / "logs"
+    )
+    subprocess.run(command, check=True, env=rank_environment(os.environ, "cpu"))
+
+
+def read_launch(folder: Path) -> tuple[ProbeReport, list[Measurement]]:
+    """Returns what a launch left behind."""
+    request = RunRequest.model_validate_json((folder / REQUEST_FILE).read_bytes())
+    found = [
+        Measurement.model_validate_json((folder / measurement_file(e.name)).read_bytes())
+        for e in request.entries
+    ]
+    return ProbeReport.model_validate_json((folder / PROBE_FILE).read_bytes()), found
+
+
+def compared(calibration: Calibration, runs: Sequence[Measurement]) -> dict[str, Comparison]:
+    """Returns every run beside what the calibration predicts for it."""
+    return {m.plan_name: compare(predict_measurement(calibration, m), m) for m in runs}
+
+
+def step_error(comparison: Comparison) -> float:
+    """Returns the signed error of the step time."""
+    error = comparison.error("step_time_s")
+    assert error is not None
+    return error
+
+
+def covered(comparisons: Mapping[str, Comparison], names: Sequence[str]) -> float:
+    """Returns the share of runs inside their intervals."""
+    return statistics.mean(float(bool(comparisons[n].metrics[0].in_interval)) for n in names)
+
+
+def memory_errors(comparison: Comparison) -> dict[str, float]:
+    """Returns |predicted / measured - 1| by memory class of the fullest stage."""
+    return {
+        c.name: abs(c.predicted / c.measured - 1) if c.measured else float(c.predicted > 0)
+        for c in comparison.memory_classes
+    }
+
+
+def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
+    """Returns a world size's figures."""
+    probe, runs = read_launch(folder)
+    _, marked = entries(world)
+    plans = [m for m in runs if not m.plan_name.endswith(TWIN)]
+    names = [m.plan_name for m in plans]
+    base = fit_probe(probe)
+    before = compared(base, plans)
+    learnt = [m for m in plans if m.plan_name in marked]
+    after = compared(fit_runs(base, learnt, predict_measurement), plans)
+    held = [n for n in names if n not in marked]
+    memory = {n: memory_errors(before[n]) for n in names}
+    floor = runs[0].noise_floor
+    return {
+        "probe_only_median_error": _median_error(before, names),
+        "calibrated_median_error": _median_error(after, held),
+        "interval80_coverage": covered(after, held),
+        "probe_only_coverage": covered(before, names),
+        "memory_max_error": max((e for of in memory.values() for e in of.values()), default=0.0),
+        "noise_floor": floor,
+        "n_plans": len(plans),
+        "n_held_out": len(held),
+        "learnt_from": sorted(marked),
+        "draws": dict(_draws(base, plans, draws)),
+        "by_model": {
+            model: {
+                "probe_only_median_error": _median_error(before, _of(model, names)),
+                "calibrated_median_error": _median_error(after, _of(model, held)),
+            }
+            for model in PLANS[world]
+        },
+        "plans": {
+            m.plan_name: {
+                "step_time_s": m.metrics.step_time_s,
+                "spread": m.step_time_p90_s / m.step_time_p10_s - 1,
+                "probe_only_error": step_error(before[m.plan_name]),
+                "calibrated_error": step_error(after[m.plan_name]),
+                "inside": after[m.plan_name].metrics[0].in_interval,
+                "memory_error": max(memory[m.plan_name].values(), default=0.0),
+            }
+            for m in plans
+        },
+    }
+
+
+def _of(model: str, names: Sequence[str]) -> list[str]:
+    return [n for n in names if n.startswith(model)]
+
+
+def _median_error(comparisons: Mapping[str, Comparison], names: Sequence[str]) -> float:
+    return statistics.median(abs(step_error(comparisons[n])) for n in names)
+
+
+def _draws(
+    base: Calibration, plans: Sequence[Measurement], draws: int
+) -> Iterator[tuple[str, float]]:
+    """Yields what other draws of five plans give for the rest: median, worst, coverage."""
+    if not draws:
+        return
+    generator = np.random.default_rng(0)
+    errors, shares = [], []
+    for _ in range(draws):
+        chosen = set(generator.choice(len(plans), 5, replace=False).tolist())
+        learnt = fit_runs(base, [plans[i] for i in sorted(chosen)], predict_measurement)
+        held = [m for i, m in enumerate(plans) if i not in chosen]
+        found = compared(learnt, held)
+        errors.append(_median_error(found, list(found)))
+        shares.append(covered(found, list(found)))
+    yield "number", draws
+    yield "median_error", statistics.median(errors)
+    yield "p90_error", float(np.quantile(errors, 0.9))
+    yield "coverage", statistics.mean(shares)
+
+
+def main() -> None:
+    """Runs the launches that are asked for and prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], choices=list(PLANS))
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of probing")
+    parser.add_argument("--only", type=int, help="so many plans of each model")
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="keep the launches' folders here")
+    parser.add_argument("--again", action="store_true", help="read --out, run nothing")
+    parsed = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        out = parsed.out or Path(scratch)
+        if not parsed.again:
+            for world in parsed.worlds:
+                run_launch(world, out / str(world), parsed.steps, parsed.budget, parsed.only)
+        found = {w: report_of(w, out / str(w), parsed.draws) for w in parsed.worlds}
+    sys.stdout.write(json.dumps(summary(found, parsed.steps)) + "\n")
+
+
+def summary(found: Mapping[int, dict[str, Any]], steps: int) -> dict[str, Any]:
+    """Returns the last line: the figures of the first world size, and all by world size."""
+    first = next(iter(found.values()))
+    keys = (
+        "probe_only_median_error", "calibrated_median_error", "interval80_coverage",
+        "memory_max_error", "noise_floor", "n_plans",
+    )  # fmt: skip
+    return {
+        **{key: first[key] for key in keys},
+        "by_world_size": {str(w): report for w, report in found.items()},
+        "machine": processor_name(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "repeats": steps - _ROUND_STEPS,
+        "spread": statistics.median(p["spread"] for p in first["plans"].values()),
+    }
+
+
+if __name__ == "__main__":
+    main()
