@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from flopwright.planner.result import SearchResult
+from flopwright.planner.sensitivity import Sensitivity
+from flopwright.planner.sweep import SweepRow
 from flopwright.report.compare import ClassComparison, Comparison
 from flopwright.report.compare_style import (
     AFTER,
@@ -22,18 +23,12 @@ from flopwright.report.compare_style import (
     time_scale,
 )
 from flopwright.report.metrics import Prediction, StepMetrics
-from flopwright.simulator.rollouts.report import RoundReport
-from flopwright.simulator.rollouts.sweep import LambdaSweep
-
-Curve = Sequence[tuple[float, float]]
 
 _HEIGHT: Final = 400
-_LINE: Final = "#b3261e"
-_PHASE_COLOURS: Final = ("#1f5f8b", "#c9c9c9", "#d1495b", "#9a9a9a", "#f2b134")
-_BEST: Final = "#3d7a3c"
+LINE: Final = "#b3261e"
 
 
-def _layout(figure: go.Figure, *, x: str, y: str, height: int = _HEIGHT, **more: Any) -> go.Figure:
+def layout(figure: go.Figure, *, x: str, y: str, height: int = _HEIGHT, **more: Any) -> go.Figure:
     """Returns the figure with axis titles (units in them) and the legend above the chart."""
     figure.update_layout(
         height=height,
@@ -57,15 +52,15 @@ def memory_figure(metrics: StepMetrics, capacity_bytes: int) -> go.Figure:
             figure.add_bar(x=stages, y=values, name=label(name), marker_color=colour)
     figure.add_hline(
         y=capacity_bytes * factor,
-        line={"color": _LINE, "dash": "dash"},
+        line={"color": LINE, "dash": "dash"},
         annotation={
             "text": f"capacity {capacity_bytes * factor:.4g} {unit}",
-            "font": {"color": _LINE},
+            "font": {"color": LINE},
         },
         annotation_position="top right",
     )
     figure.update_xaxes(type="category")
-    return _layout(figure, x="pipeline stage", y=f"memory ({unit})", barmode="stack")
+    return layout(figure, x="pipeline stage", y=f"memory ({unit})", barmode="stack")
 
 
 def step_time_figure(predictions: Mapping[str, Prediction]) -> go.Figure:
@@ -100,7 +95,7 @@ def step_time_figure(predictions: Mapping[str, Prediction]) -> go.Figure:
         },
     )
     figure.update_yaxes(autorange="reversed", automargin=True)
-    return _layout(
+    return layout(
         figure,
         x=f"step time ({unit})",
         y="",
@@ -130,6 +125,7 @@ def pareto_figure(result: SearchResult, capacity_bytes: int) -> go.Figure:
                 x=[row[2] * byte_factor for row in rows],
                 y=[row[1] * time_factor for row in rows],
                 text=[row[0].label() for row in rows],
+                customdata=[[row[0].label()] for row in rows],
                 name=name,
                 mode="markers",
                 marker={"color": colour, "size": 10, "symbol": symbol},
@@ -137,75 +133,13 @@ def pareto_figure(result: SearchResult, capacity_bytes: int) -> go.Figure:
             )
     figure.add_vline(
         x=capacity_bytes * byte_factor,
-        line={"color": _LINE, "dash": "dash"},
-        annotation={"text": "capacity", "font": {"color": _LINE}},
+        line={"color": LINE, "dash": "dash"},
+        annotation={"text": "capacity", "font": {"color": LINE}},
         annotation_position="top right",
     )
-    return _layout(
+    return layout(
         figure, x=f"peak memory of the fullest rank ({byte_unit})", y=f"step time ({time_unit})"
     )
-
-
-def completion_figure(curve: Curve, stop_fraction: float, whole: Curve) -> go.Figure:
-    """Returns the share of attempts complete over time, where lambda cuts, and without a cut."""
-    figure = go.Figure()
-    for name, points, colour, dash in (
-        ("every attempt waited for (lambda = 1)", whole, BEFORE, "dot"),
-        (f"lambda = {stop_fraction:g}", curve, HELD_OUT, "solid"),
-    ):
-        figure.add_scatter(
-            x=[p[0] for p in points],
-            y=[100.0 * p[1] for p in points],
-            mode="lines",
-            line={"shape": "hv", "color": colour, "dash": dash},
-            name=name,
-        )
-    figure.add_hline(
-        y=100.0 * stop_fraction,
-        line={"color": _LINE, "dash": "dash"},
-        annotation={"text": "the round ends here", "font": {"color": _LINE}},
-        annotation_position="bottom right",
-    )
-    figure.update_yaxes(range=[0, 105])
-    return _layout(figure, x="generation time (s)", y="attempts complete (%)")
-
-
-def sweep_figure(sweep: LambdaSweep) -> go.Figure:
-    """Returns attempts/s and mean staleness over lambda, one above the other."""
-    fractions = [p.stop_fraction for p in sweep.points]
-    best, max_staleness = sweep.best_point.stop_fraction, sweep.max_mean_staleness
-    rates = [p.attempts_per_s for p in sweep.points]
-    staleness = [p.mean_staleness for p in sweep.points]
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
-    for row, values, colour in ((1, rates, HELD_OUT), (2, staleness, AFTER)):
-        figure.add_scatter(
-            x=fractions,
-            y=values,
-            mode="lines+markers",
-            marker={"color": colour},
-            showlegend=False,
-            row=row,
-            col=1,
-        )
-    if max_staleness is not None:
-        figure.add_hline(
-            y=max_staleness,
-            row=2,
-            col=1,
-            line={"color": _LINE, "dash": "dash"},
-            annotation={"text": "goal", "font": {"color": _LINE}},
-            annotation_position="top left",
-        )
-    figure.add_vline(x=best, line={"color": _BEST, "dash": "dot"})
-    figure.add_annotation(
-        x=best, y=1.0, xref="x", yref="paper", yanchor="bottom", showarrow=False,
-        text=f"best lambda {best:g}", font={"color": _BEST},
-    )  # fmt: skip
-    figure.update_yaxes(title_text="attempts/s", row=1, col=1)
-    figure.update_yaxes(title_text="policy versions behind", row=2, col=1)
-    figure.update_xaxes(title_text="lambda", row=2, col=1)
-    figure.update_layout(height=460, margin={"l": 10, "r": 20, "t": 40, "b": 10})
-    return figure
 
 
 def scatter_figure(after: Sequence[Comparison], before: Sequence[Comparison] = ()) -> go.Figure:
@@ -243,7 +177,7 @@ def scatter_figure(after: Sequence[Comparison], before: Sequence[Comparison] = (
             name=name,
             hovertemplate=f"%{{text}}<br>measured %{{x:.4g}} {unit}, predicted %{{y:.4g}} {unit}",
         )
-    return _layout(figure, x=f"measured step time ({unit})", y=f"predicted step time ({unit})")
+    return layout(figure, x=f"measured step time ({unit})", y=f"predicted step time ({unit})")
 
 
 def classes_figure(classes: Sequence[ClassComparison], *, kind: str) -> go.Figure:
@@ -259,25 +193,37 @@ def classes_figure(classes: Sequence[ClassComparison], *, kind: str) -> go.Figur
         x=names, y=[c.measured * factor for c in classes], name="measured", marker_color=HELD_OUT
     )
     title = "exposed time a step" if kind == "time" else "memory of the fullest stage"
-    return _layout(figure, x="", y=f"{title} ({unit})", barmode="group")
+    return layout(figure, x="", y=f"{title} ({unit})", barmode="group")
 
 
-def phases_figure(reports: Mapping[str, RoundReport]) -> go.Figure:
-    """Returns the mean steady round by phase, one bar a report."""
-    labels = list(reports)
-    phases = list(dict.fromkeys(p for r in reports.values() for p in r.steady.time_s))
-    longest = max((r.steady.round_time_s for r in reports.values()), default=0.0)
-    factor, unit = time_scale(longest)
+def sensitivity_figure(found: Sequence[Sensitivity]) -> go.Figure:
+    """Returns the share of the step that each resource holds back, and what 10 % more gives."""
+    names = [f"{s.role} ({s.name})" if s.name else s.role for s in found]
     figure = go.Figure()
-    for phase, colour in zip(phases, _PHASE_COLOURS, strict=False):
-        figure.add_bar(
-            y=labels,
-            x=[r.steady.time_s.get(phase, 0.0) * factor for r in reports.values()],
-            name=label(phase),
-            marker_color=colour,
-            orientation="h",
-        )
+    for title, values, colour in (
+        ("goes without a limit", [100 * s.share for s in found], AFTER),
+        ("goes with 10 % more", [100 * s.tenth for s in found], HELD_OUT),
+    ):
+        figure.add_bar(y=names, x=values, name=title, marker_color=colour, orientation="h")
     figure.update_yaxes(autorange="reversed", automargin=True)
-    return _layout(
-        figure, x=f"time of a round ({unit})", y="", barmode="stack", legend_traceorder="normal"
-    )
+    return layout(figure, x="share of the step (%)", y="", barmode="group")
+
+
+def scaling_figure(rows: Sequence[SweepRow]) -> go.Figure:
+    """Returns tokens/s over GPUs beside what the smallest size would give in proportion."""
+    found = [(r.gpus, r.tokens_per_s_per_gpu) for r in rows if r.gpus and r.tokens_per_s_per_gpu]
+    figure = go.Figure()
+    if found:
+        gpus = [g for g, _ in found]
+        first = found[0][1]
+        figure.add_scatter(
+            x=gpus, y=[g * t for g, t in found], mode="lines+markers", name="best plan",
+            marker={"color": HELD_OUT},
+        )  # fmt: skip
+        figure.add_scatter(
+            x=gpus, y=[g * first for g in gpus], mode="lines", name="in proportion",
+            line={"color": BEFORE, "dash": "dot"},
+        )  # fmt: skip
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log")
+    return layout(figure, x="GPUs", y="tokens/s")

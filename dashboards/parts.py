@@ -9,11 +9,8 @@ from typing import Any
 
 import streamlit as st
 
-from flopwright.errors import InputError, Violation
+from flopwright.errors import InputError
 from flopwright.planner.explain import Binding, noticeable
-from flopwright.spec.load import scenario_from_text
-from flopwright.spec.scenario import Scenario
-from flopwright.spec.yaml_lines import MAX_FILE_BYTES
 
 
 def store_url() -> str | None:
@@ -66,25 +63,29 @@ def keep_in_url(**values: str) -> None:
             st.query_params[key] = value
 
 
-def chart(figure: Any, *, alt: str, command: Sequence[str]) -> None:
-    """Shows a figure and under it the command line that gives the same numbers."""
-    st.plotly_chart(figure, width="stretch", config={"displaylogo": False}, key=alt)
+def chart(figure: Any, *, alt: str, command: Sequence[str], selects: bool = False) -> str | None:
+    """Shows a figure and under it the command line that gives the same numbers.
+
+    Args:
+        alt: what it shows, for those who do not see it; also its key on the page.
+        selects: whether a click on a point counts.
+
+    Returns:
+        The `customdata` of the point clicked on, None without one.
+    """
+    options = {"width": "stretch", "config": {"displaylogo": False}, "key": alt, "alt": alt}
+    picked = None
+    if selects:
+        state: Any = st.plotly_chart(figure, on_select="rerun", selection_mode="points", **options)
+        points = state["selection"]["points"] if state else []
+        data = points[0].get("customdata") if points else None
+        picked = data[0] if isinstance(data, list) and data else data
+    else:
+        st.plotly_chart(figure, **options)
     cli_line(command)
+    return picked if isinstance(picked, str) else None
 
 
 def cli_line(command: Sequence[str]) -> None:
     """Shows a command line, ready to be copied."""
     st.code(shlex.join(command), language="bash", wrap_lines=True)
-
-
-def uploaded_scenario(name: str, content: bytes) -> Scenario:
-    """Returns an uploaded scenario; it may refer to the catalogs, never to a file here."""
-    if len(content) > MAX_FILE_BYTES:
-        raise InputError(
-            Violation(file=name, rule="the file is too large", limit=f"{MAX_FILE_BYTES} bytes")
-        )
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(Violation(file=name, rule="the file is not UTF-8 text")) from error
-    return scenario_from_text(text, name)

@@ -88,3 +88,19 @@ def _list(text: str, *, number: bool) -> tuple[str, ...]:
         else:
             out.append(part)
     return tuple(out)
+
+
+def plan_words(plan: ParallelPlan) -> str:
+    """Returns the words that `plan_from_text` reads back as an equal plan."""
+    words = []
+    for name, field in ParallelPlan.model_fields.items():
+        value = getattr(plan, name)
+        if value == field.default and name != "dp_shard":
+            continue
+        if isinstance(value, bool):
+            words.append(name if value else f"{name}=false")
+        elif isinstance(value, tuple):
+            words.append(f"{name}={','.join(map(str, value))}")
+        else:
+            words.append(f"{name}={value}")
+    return " ".join(words)

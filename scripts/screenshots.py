@@ -55,11 +55,18 @@ PAGES = (
     Page(
         "explore",
         "?scenario=kimi_k2_pretrain_2048gpu_h800_bf16&top=5",
-        "Memory by pipeline stage",
+        "521,004 candidates",
         3,
     ),
+    Page("plan", "plan?scenario=kimi_k2_pretrain_2048gpu_h800_bf16", "Download plan.yaml", 1),
     Page("rollouts", "rollouts?rollout=kimi_k2_like_256gpu_h800&sweep=1", "Best lambda", 3),
     Page("compare", "compare", "One run by class|No runs yet", 0),
+    Page(
+        "export",
+        "export?scenario=kimi_k2_pretrain_2048gpu_h800_bf16&target=megatron&target=skypilot",
+        "Look into a file",
+        0,
+    ),
 )
 
 

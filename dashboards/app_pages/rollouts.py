@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from flopwright.dashboards import figures
+from flopwright.dashboards import rollout_figures
 from flopwright.dashboards.parts import chart, chosen, keep_in_url, show_problems
 from flopwright.errors import InputError
 from flopwright.simulator.rollouts.report import RoundReport
@@ -56,13 +56,13 @@ def page() -> None:
     left, right = st.columns(2)
     with left:
         st.subheader("Completions of the last round")
-        figure = figures.completion_figure(
+        figure = rollout_figures.completion_figure(
             report.completion_curve, fraction, whole.completion_curve
         )
         chart(figure, alt="attempts complete over time", command=command)
     with right:
         st.subheader("Time of a round by phase")
-        figure = figures.phases_figure({f"lambda {fraction:g}": report, "lambda 1": whole})
+        figure = rollout_figures.phases_figure({f"lambda {fraction:g}": report, "lambda 1": whole})
         chart(figure, alt="time of a round by phase", command=command)
     _sweep(scenario, name)
     with st.expander("Assumptions"):
@@ -136,4 +136,4 @@ def _sweep(scenario: RolloutScenario, name: str) -> None:
         f"{calm.stop_fraction:g}. What binds is {sweep.binding}."
     )
     command = ["flopwright", "rollouts", name, "--sweep"]
-    chart(figures.sweep_figure(sweep), alt="attempts/s and staleness", command=command)
+    chart(rollout_figures.sweep_figure(sweep), alt="attempts/s and staleness", command=command)

@@ -14,12 +14,25 @@ import pytest
 pytest.importorskip("plotly")
 testing = pytest.importorskip("streamlit.testing.v1")
 
-from flopwright.dashboards.parts import uploaded_scenario  # noqa: E402
+from flopwright.dashboards.exported import made_bundle  # noqa: E402
 from flopwright.dashboards.runs import calibrations, compared_runs  # noqa: E402
+from flopwright.dashboards.uploads import (  # noqa: E402
+    uploaded_cluster,
+    uploaded_model,
+    uploaded_scenario,
+)
 from flopwright.errors import InputError  # noqa: E402
+from flopwright.planner.plan_text import plan_from_text  # noqa: E402
 from flopwright.planner.search import search  # noqa: E402
 from flopwright.report.metrics import Fingerprint, Measurement  # noqa: E402
-from flopwright.spec.load import dump_yaml, load_scenario, make_plan_file  # noqa: E402
+from flopwright.simulator.accuracy.named_stacks import scenario_calibration  # noqa: E402
+from flopwright.spec.load import (  # noqa: E402
+    CLUSTER_CATALOG,
+    dump_yaml,
+    load_cluster,
+    load_scenario,
+    make_plan_file,
+)
 from flopwright.store import open_store  # noqa: E402
 
 MINI = "kimi_k2_mini_2cpu_fp32"
@@ -81,19 +94,108 @@ def test_explore_shows_verdict_plans_and_charts() -> None:
     app = open_page("explore", scenario=MINI)
     assert not app.exception
     assert app.success[0].value.startswith("**fits: kimi_k2_mini")
-    assert charts(app) == 3
+    assert charts(app) == 4
     table = app.dataframe[0].value
     assert list(table["rank"]) == sorted(table["rank"])
     assert all(any(u in c for u in ("(", "rank", "plan", "variants", "/s")) for c in table.columns)
-    # the same numbers as the command line's function
-    best = search(load_scenario(MINI), top_k=5).ranked[0]
+    # the same numbers as the command line's functions
+    scenario = load_scenario(MINI)
+    best = search(scenario, scenario_calibration, refine=True).ranked[0]
     assert table["plan"][0] == best.plan.label()
     assert table["step time (s)"][0] == pytest.approx(
         best.prediction.metrics.step_time_s, rel=1e-3
     )
     commands = [c.value for c in app.code]
-    assert commands == [f"flopwright plan {MINI} --top 5"] * 3
+    assert commands[:3] == [f"flopwright plan {MINI} --top {max(5, len(table))}"] * 3
+    assert commands[3] == f"flopwright explain {MINI}"
     assert kept(app, "plan") == best.plan.label()
+
+
+@pytest.mark.slow
+def test_explore_plans_what_the_address_changes() -> None:
+    words = ["cluster=8_h100", "model=llama31_8b", "workload.seq_len=64"]
+    app = open_page("explore", scenario=MINI, set=words)
+    assert not app.exception
+    assert "llama31_8b" in (app.success or app.warning or app.error)[0].value
+    command = app.code[0].value
+    assert command.startswith(f"flopwright plan {MINI} --set cluster=8_h100 --set model=")
+    # the controls show the changes, and a change of a control changes the address
+    box = next(b for b in app.selectbox if b.label == "Cluster")
+    assert box.value == "8_h100"
+    box.select(box.options[0])  # in a form: sent when the form is
+    next(b for b in app.button if b.label == "Plan").click().run()
+    assert not app.exception
+    assert app.query_params["set"] == ["model=llama31_8b", "workload.seq_len=64"]
+
+
+@pytest.mark.slow
+def test_two_scenarios_stand_side_by_side() -> None:
+    app = open_page("explore", scenario=MINI, b_scenario="llama_mini_2cpu_fp32")
+    assert not app.exception
+    assert len(app.success) == 2
+    assert charts(app) == 8
+    assert kept(app, "scenario") == MINI
+    assert kept(app, "b_scenario") == "llama_mini_2cpu_fp32"
+
+
+@pytest.mark.slow
+def test_a_change_that_cannot_be_is_said() -> None:
+    app = open_page("explore", scenario=MINI, set="workload.seq_len=-5")
+    assert not app.exception
+    assert "cannot be planned" in app.error[0].value
+
+
+@pytest.mark.slow
+def test_the_plan_page_shows_a_plan_in_depth() -> None:
+    words = "dp_shard=2 ep=2 zero_stage=1"
+    app = open_page("plan", scenario=MINI, plan=words)
+    assert not app.exception
+    assert "fits" in app.success[0].value
+    assert charts(app) == 3
+    assert kept(app, "plan") == words
+    assert f"flopwright simulate {MINI} --plan plan.yaml" in app.code[0].value
+    next(b for b in app.button if "one choice away" in b.label).click().run()
+    assert not app.exception
+    assert len(app.dataframe[0].value) > 3
+    box = next(n for n in app.number_input if "(ep)" in n.label)
+    box.set_value(1)
+    next(b for b in app.button if "edited" in b.label).click().run()
+    assert not app.exception
+    assert charts(app) == 4
+    assert any("--also" in c.value for c in app.code)
+
+
+@pytest.mark.slow
+def test_the_plan_page_says_every_rule_that_is_broken() -> None:
+    app = open_page("plan", scenario=MINI, plan="tp=3 pp=5")
+    assert not app.exception
+    assert "cannot be priced" in app.error[0].value
+    app = open_page("plan", scenario=MINI, plan="ppp=5")
+    assert not app.exception
+    assert "cannot be priced" in app.error[0].value
+
+
+@pytest.mark.slow
+def test_the_export_page_writes_what_the_verb_writes(tmp_path: Path) -> None:
+    words = "dp_shard=2 zero_stage=1"
+    app = open_page("export", scenario=MINI, plan=words, target=["skypilot", "accelerate"])
+    assert not app.exception
+    table = app.dataframe[0].value
+    assert set(table["check"]) == {"passed"}
+    assert {"plan.yaml", "torchrun.sh", "sbatch.sh", "deepspeed.json"} <= set(table["file"])
+    assert app.code[-1].value == (
+        "flopwright export plan.yaml --to bundle --target skypilot --target accelerate "
+        "--fallbacks 0"
+    )
+    scenario = load_scenario(MINI)
+    plan = plan_from_text(words, scenario)
+    made = made_bundle(scenario, plan, ("accelerate", "skypilot"), None, 0)
+    (tmp_path / "plan.yaml").write_bytes(made.files["plan.yaml"])
+    to = tmp_path / "bundle"
+    names = ["--target", "accelerate", "--target", "skypilot", "--fallbacks", "0"]
+    done = run_cli("export", str(tmp_path / "plan.yaml"), "--to", str(to), *names)
+    assert done.returncode == 0, done.stderr
+    assert {f.name: f.read_bytes() for f in to.iterdir()} == made.files
 
 
 @pytest.mark.slow
@@ -116,9 +218,9 @@ def test_explore_says_what_is_lacking_when_nothing_fits(
     node = scenario.cluster.node.model_copy(update={"gpu": gpu})
     cluster = scenario.cluster.model_copy(update={"node": node})
     tiny = scenario.model_copy(update={"cluster": cluster})
-    from flopwright.dashboards.app_pages import explore
+    from flopwright.dashboards import view
 
-    monkeypatch.setattr(explore, "load_scenario", lambda name: tiny)
+    monkeypatch.setattr(view, "load_scenario", lambda name: tiny)
     app = open_page("explore", scenario=MINI)
     assert not app.exception
     assert app.error[0].value.startswith("**does not fit")
@@ -130,12 +232,12 @@ def test_explore_says_what_is_lacking_when_nothing_fits(
 
 @pytest.mark.slow
 def test_explore_shows_every_problem_of_a_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flopwright.dashboards.app_pages import explore
+    from flopwright.dashboards import view
 
     def broken(name: str) -> Any:
         return uploaded_scenario("mine.yaml", b"name: x\nmodell: kimi_k2\n")
 
-    monkeypatch.setattr(explore, "load_scenario", broken)
+    monkeypatch.setattr(view, "load_scenario", broken)
     app = open_page("explore", scenario=MINI)
     assert not app.exception
     assert "cannot be planned" in app.error[0].value
@@ -155,6 +257,39 @@ def test_explore_shows_every_problem_of_a_scenario(monkeypatch: pytest.MonkeyPat
 def test_bad_uploads_are_refused(content: bytes, words: str) -> None:
     with pytest.raises(InputError, match=words):
         uploaded_scenario("mine.yaml", content)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[" * 100_000, "not JSON"),
+        (b"{", "not JSON"),
+        (b"[1]", "is an object"),
+        (b'{"model_type": "no_such"}', "model_type"),
+        (b"{" + b" " * 1_000_001, "too large"),
+    ],
+)
+def test_bad_configs_are_refused(content: bytes, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        uploaded_model("config.json", content)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"node: {gpu: ../secret.yaml}", "of the catalog"),
+        (b"node: 5", "node"),
+        (b"a: &a [1]\nb: [*a, *a]", "alias"),
+    ],
+)
+def test_bad_clusters_are_refused(content: bytes, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        uploaded_cluster("cluster.yaml", content)
+
+
+def test_a_shipped_cluster_can_be_uploaded() -> None:
+    path = CLUSTER_CATALOG / "8_h100.yaml"
+    assert uploaded_cluster("c.yaml", path.read_bytes()) == load_cluster("8_h100").to_data()
 
 
 def test_a_dumped_scenario_can_be_uploaded() -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from flopwright.errors import InputError
+from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.exact import replayed_step_times
 from flopwright.planner.families import FOLDER, published_family
-from flopwright.planner.plan_text import plan_from_text
+from flopwright.planner.plan_text import plan_from_text, plan_words
 from flopwright.planner.ranking import layout_ids
 from flopwright.planner.search import price
 from flopwright.planner.space import legal_candidates
@@ -135,3 +136,20 @@ def test_what_a_better_plan_saves_by_class_adds_up_to_what_it_saves() -> None:
     assert "dualpipe_v" in {one.plan.schedule for one in found.better}
     for one in found.better:
         assert sum(one.time_s.values()) == pytest.approx(mine - one.step_time_s, rel=1e-6)
+
+
+def test_words_read_back_as_the_plan() -> None:
+    plan = ParallelPlan(
+        dp_shard=4,
+        pp=2,
+        vpp=2,
+        schedule="interleaved_1f1b",
+        layers_per_stage=(3, 2, 2, 1),
+        recompute="selective",
+        recompute_tags=("norm", "core_attn"),
+        sequence_parallel=False,
+        activation_offload=True,
+        zero_stage=1,
+    )
+    assert plan_from_text(plan_words(plan), SMALL) == plan
+    assert plan_from_text(plan_words(ParallelPlan()), SMALL) == ParallelPlan()

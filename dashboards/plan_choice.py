@@ -1,0 +1,57 @@
+"""Which plan a page is about: the address names its scenario and its words."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from flopwright.dashboards.results import first_look, found
+from flopwright.dashboards.scenario_form import FIRST
+from flopwright.dashboards.view import View, view_of_address
+from flopwright.plan.parallel import ParallelPlan
+from flopwright.planner.plan_text import plan_from_text, plan_words
+from flopwright.spec.load import SCENARIO_CATALOG, catalog_names
+from flopwright.spec.scenario import Scenario
+
+
+def chosen_plan() -> tuple[View, Scenario, ParallelPlan] | None:
+    """Returns the view, its scenario and the plan; None where nothing fits (and says so).
+
+    Raises:
+        InputError: the address names a plan or changes that cannot be.
+    """
+    shown = view_of_address() or View(FIRST)
+    names = catalog_names(SCENARIO_CATALOG)
+    if shown.name in names:
+        name = str(st.selectbox("Scenario", names, index=names.index(shown.name)))
+        if name != shown.name:
+            shown = View(name)
+            st.query_params.pop("plan", None)
+    else:
+        st.info("The uploaded scenario of the Explore page.")
+    shown.keep()
+    if shown.words:
+        st.caption("with " + ", ".join(f"`{word}`" for word in shown.words))
+    scenario = shown.scenario()
+    text = st.query_params.get("plan", "")
+    if "=" in text:
+        return shown, scenario, _edited(plan_from_text(text, scenario), scenario)
+    result = found(scenario) or first_look(scenario)
+    best = None if result is None else result.best
+    if best is None:
+        st.warning("No plan of a first look fits. Search every plan on the Explore page.")
+        return None
+    return shown, scenario, _edited(best.plan, scenario)
+
+
+def _edited(plan: ParallelPlan, scenario: Scenario) -> ParallelPlan:
+    """Returns the plan of the text box, which starts at the given one."""
+    words = st.text_input(
+        "Plan",
+        plan_words(plan),
+        key=f"words {scenario.name} {plan_words(plan)}",
+        help="fields of the plan as NAME=VALUE words; a name alone is on; dp takes what is left",
+    )
+    chosen = plan_from_text(words, scenario)
+    if st.query_params.get("plan") != plan_words(chosen):
+        st.query_params["plan"] = plan_words(chosen)
+    return chosen

@@ -1,0 +1,104 @@
+"""What is on the screen: a scenario with its changes. It lives in the address.
+
+`?scenario=NAME&set=FIELD=VALUE&set=...` reopens the same view, and is what the command line
+takes: `flopwright plan NAME --set FIELD=VALUE`. A second scenario beside it has the same keys
+with `b_` before them. An uploaded scenario is kept for the session only: it is data of the
+user's, so it can be downloaded with its changes, and the command line then names that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import streamlit as st
+import yaml
+
+from flopwright.dashboards.uploads import uploaded_scenario
+from flopwright.spec.changed import changed, parse_changes
+from flopwright.spec.load import SCENARIO_CATALOG, catalog_names, dump_yaml, load_scenario
+from flopwright.spec.scenario import Scenario
+
+UPLOADED: Final = "(uploaded)"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A scenario's reference and its changes as `FIELD=VALUE` words.
+
+    Attributes:
+        name: of a scenario that ships, or UPLOADED.
+        slot: "" of the first scenario, "b_" of the one beside it.
+        added: values that no word can say (an uploaded model or cluster), by field.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+    slot: str = ""
+    added: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_upload(self) -> bool:
+        """Whether it holds what was uploaded, and so is not all in the address."""
+        return self.name == UPLOADED or bool(self.added)
+
+    def base(self) -> Scenario:
+        """Returns the scenario before its changes."""
+        if self.name != UPLOADED:
+            return load_scenario(self.name)
+        file, content = st.session_state[f"{self.slot}upload"]
+        return uploaded_scenario(file, content)
+
+    def scenario(self) -> Scenario:
+        """Returns the scenario with its changes.
+
+        Raises:
+            InputError: what was uploaded or changed breaks a rule.
+        """
+        values = dict(parse_changes(self.words))
+        values |= {field: yaml.safe_load(text) for field, text in self.added}
+        return changed(self.base(), values, files=False)
+
+    def command(self, verb: str, *options: str) -> list[str]:
+        """Returns the command line that gives what is shown."""
+        if self.is_upload:
+            return ["flopwright", verb, f"{self.scenario().name}.yaml", *options]
+        changes = [part for word in self.words for part in ("--set", word)]
+        return ["flopwright", verb, self.name, *changes, *options]
+
+    def keep(self) -> None:
+        """Writes the view into the address."""
+        for key, value in (("scenario", [self.name]), ("set", list(self.words))):
+            name = f"{self.slot}{key}"
+            if st.query_params.get_all(name) != value:
+                st.query_params[name] = value
+
+    def yaml(self) -> str:
+        """Returns the scenario as a file of its own."""
+        return dump_yaml(self.scenario(), header="Downloaded from the dashboard.")
+
+
+def view_of_address(slot: str = "") -> View | None:
+    """Returns the view that the address names; None where it names no scenario."""
+    name = st.query_params.get(f"{slot}scenario")
+    if name == UPLOADED and f"{slot}upload" not in st.session_state:
+        name = None
+    if name is None or (name != UPLOADED and name not in catalog_names(SCENARIO_CATALOG)):
+        return None
+    return View(name, tuple(st.query_params.get_all(f"{slot}set")), slot)
+
+
+def words_of(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns changes as words, in the order of their fields."""
+    return tuple(f"{field}={_text(values[field])}" for field in sorted(values))
+
+
+def _text(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+    return text.removesuffix("...\n").strip()
+
+
+def lines(words: Iterable[str]) -> str:
+    """Returns words one a line, as the text box for other fields shows them."""
+    return "\n".join(words)
