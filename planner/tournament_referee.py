@@ -17,8 +17,9 @@ from flopwright.planner.tournament_times import Times, TurnTime, kept_turns, pai
 # A plan leaves when it is slower by more than this and by more than so many deviations.
 CLEARLY: Final = 0.05
 _DEVIATIONS: Final = 3.0
-# Kept turns of every plan before anyone leaves.
+# Kept turns of every plan before anyone leaves for less than this: far behind is seen at once.
 _LEAST_TURNS: Final = 2
+FAR_BEHIND: Final = 0.3
 # Shares of the time after which only a half, and then a quarter, goes on.
 _HALVINGS: Final = ((0.4, 0.5), (0.65, 0.25))
 _LEAST_LEFT: Final = 3
@@ -69,11 +70,13 @@ def decide(
     if late or not _all_had(turns, running, rounds):
         return Decision(retired=late, stop=over)
     kept = kept_turns(turns)
-    if min(sum(t.plan == n for t in kept) for n in running) < _LEAST_TURNS or rounds < 1:
+    if rounds <= 1:
         return Decision(retired={}, stop=over)
     times = paired_times(kept)
-    gone = _clearly_slower(rules, times, running)
-    gone |= _halved(rules, times, [n for n in running if n not in gone], elapsed_s)
+    early = min(times.plans[n].turns for n in running) < _LEAST_TURNS
+    gone = _clearly_slower(rules, times, running, FAR_BEHIND if early else CLEARLY)
+    if not early:
+        gone |= _halved(rules, times, [n for n in running if n not in gone], elapsed_s)
     return Decision(retired=gone, stop=over)
 
 
@@ -99,13 +102,15 @@ def _all_had(turns: Sequence[TurnTime], running: Sequence[str], rounds: int) -> 
     return bool(running) and set(counts.values()) == {rounds}
 
 
-def _clearly_slower(rules: Rules, times: Times, running: Sequence[str]) -> dict[str, str]:
+def _clearly_slower(
+    rules: Rules, times: Times, running: Sequence[str], margin: float
+) -> dict[str, str]:
     best = times.fastest(running)
     gone = {}
     for name in running:
         slower = times.ratio(name, best)
         doubt = _DEVIATIONS * times.ratio_log_std(name, best)
-        if name not in rules.stay and math.log(slower) > max(math.log1p(CLEARLY), doubt):
+        if name not in rules.stay and math.log(slower) > max(math.log1p(margin), doubt):
             gone[name] = f"{slower - 1:.0%} slower than {best}"
     return gone
 
