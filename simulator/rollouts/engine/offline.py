@@ -16,6 +16,7 @@ from flopwright.simulator.rollouts.engine.build import step_coefficients
 from flopwright.simulator.rollouts.engine.cache import memory
 from flopwright.simulator.rollouts.engine.price import Served, pass_seconds
 from flopwright.simulator.rollouts.engine.rows import load
+from flopwright.spec.rollouts.engine import Speculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +137,24 @@ def offline_run(
     )
 
 
-def decode_rate(on: Served, attempts: int, context_tokens: float) -> float:
+def decode_rate(
+    on: Served, attempts: int, context_tokens: float, speculation: Speculation | None = None
+) -> float:
     """Returns output tokens a second and GPU of a decode-only pool, prompts for free.
 
     Args:
         attempts: sequences of each tp group.
         context_tokens: mean context of each.
+        speculation: drafts that every step verifies.
     """
     batch = np.array([float(attempts)])
-    step = pass_seconds(on, load(batch, batch * context_tokens)).seconds[0]
-    return float(attempts / step / on.shape.tp)
+    verified = 1.0 if speculation is None else 1.0 + speculation.drafts
+    found = load(batch, batch * context_tokens, step_tokens=verified)
+    seconds = float(pass_seconds(on, found).seconds[0])
+    gained = 1.0
+    if speculation is not None:
+        seconds, gained = seconds + speculation.draft_s, speculation.tokens_per_step
+    return attempts * gained / seconds / on.shape.tp
 
 
 def prefill_rate(on: Served, prompt_tokens: int, tokens_per_pass: int) -> float:
