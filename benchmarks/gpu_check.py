@@ -1,14 +1,21 @@
-"""What one GPU (or, for a trial run, one CPU core) shows of training steps and their memory.
+"""What one GPU (or, for a trial run, one CPU core) shows: correctness, speed, curves, steps.
 
-Trains three models for a few steps each, alone on the device, and sets the step time and
-the peak memory beside what the simulator says of the same plan with the device's public
-prior. One JSON object is the last line; `--out FILE` writes it too.
+Under 8 minutes on one GPU, with this repository, torch and triton:
+
+1. every kernel against float64 on fresh random inputs, forward and backward;
+2. every kernel's time beside torch's, a library's and the datasheet's floor;
+3. products, grouped products, attention and copies in the calibration's format, and the
+   curves fitted to them;
+4. three models trained for a few steps: step time and peak memory beside what the simulator
+   says of the same plan with the device's public prior.
+
+One JSON object is the last line; `--out FILE` writes it too.
 
     python benchmarks/gpu_check.py --out benchmarks/results/gpu_check.json
     python benchmarks/gpu_check.py --device cpu
 
-Without a GPU only `--device cpu` runs: the same code on tiny models. It shows that the check
-works, not how fast a GPU is.
+Without a GPU only `--device cpu` runs: the same code on tiny models, where the kernels' ops run
+their references. It shows that the check works, not how fast or how exact a GPU is.
 """
 
 from __future__ import annotations
@@ -32,10 +39,18 @@ import torch.distributed as dist
 from flopwright.executor.data.prepare import prepare
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.measure.fingerprint import fingerprint
+from flopwright.executor.measure.probe import measure_cases
+from flopwright.executor.measure.probe_cases import ProbeCase, attention_case, grouped_case
+from flopwright.executor.measure.probe_points import grid_cases
 from flopwright.executor.parallel.groups import GroupRegistry
 from flopwright.executor.train.trial import Trial, start_trial
+from flopwright.kernels.checks.contenders import Maker
+from flopwright.kernels.checks.speed import MAKERS
+from flopwright.kernels.checks.suite import outcomes
+from flopwright.kernels.checks.timing import Floor, choices, time_all
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.simulator.accuracy.gpu_names import canonical_gpu
+from flopwright.simulator.calibration.fit_probe import fit_probe
 from flopwright.simulator.hardware.nodes.types import cluster_of, usual_node_type
 from flopwright.simulator.training.predict import predict
 from flopwright.spec.cluster import ClusterSpec
@@ -46,6 +61,10 @@ from flopwright.spec.scenario import Scenario
 from flopwright.spec.workload import LearningRate, Precision, Workload
 
 WARMUP, TIMED = 3, 10
+PARTS = ("correctness", "speed", "curves", "steps")
+# Seconds for speed and for curves on a GPU and in a trial; correctness and steps take what
+# they take, about two minutes together on a GPU.
+BUDGET_S = {"cuda": (120.0, 90.0), "cpu": (20.0, 5.0)}
 # (catalog model, hidden size, layers, experts, sequences a micro-batch) on a GPU with 4,096
 # tokens a sequence; on a CPU the widths are a sixteenth with 128 tokens.
 SIZES: tuple[tuple[str, int, int, int | None, int], ...] = (
@@ -131,6 +150,75 @@ def timed_step(trial: Trial, step: int, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+def correctness(device: torch.device, seed: int) -> dict[str, Any]:
+    """Returns what every kernel's check showed, and which failed."""
+    found = list(outcomes(device, seed, device.type == "cuda"))
+    rows = [
+        {
+            "op": o.op,
+            "passes": o.passes,
+            "error": o.error,
+            "worst_of_allowed": max((v.worst for v in o.verdicts), default=None),
+            "results": {v.name: [v.worst, v.error] for v in o.verdicts},
+        }
+        for o in found
+    ]
+    return {"seed": seed, "failed": [o.op for o in found if not o.passes], "ops": rows}
+
+
+def speed(device: torch.device, cluster: ClusterSpec, budget_s: float) -> dict[str, Any]:
+    """Returns each contender's times, and which kernel is the better one on this card."""
+    real, gpu = device.type == "cuda", cluster.node.gpu
+    maker = Maker(device, torch.bfloat16 if real else torch.float32, 1 if real else 64)
+    floor = Floor(gpu.peak_flops_per_s["bf16"], gpu.hbm_bytes_per_s) if real else None
+    rows = list(time_all(maker, MAKERS, floor, time.monotonic() + budget_s))
+    when = f"measured {datetime.now(UTC).date().isoformat()}"
+    return {"rows": rows, "choices": choices(rows, when) if real else {}}
+
+
+def curve_cases(kind: str) -> list[ProbeCase]:
+    """Returns products, copies, grouped products and attention over a grid of shapes."""
+    dtype = "bf16" if kind == "cuda" else "fp32"
+    if kind == "cpu":
+        small = [grouped_case(16, 2, 32, 32, dtype), attention_case(1, 32, 2, 1, 16, 16, dtype)]
+        return [*small, *grid_cases((dtype,), kind)[:2]]
+    cases = grid_cases((dtype,), kind)
+    for rows, experts, k, n in (
+        (64, 24, 7168, 4096), (512, 24, 7168, 4096), (1365, 24, 7168, 4096),
+        (512, 24, 2048, 7168), (2048, 8, 4096, 4096), (256, 64, 3584, 6144),
+    ):  # fmt: skip
+        cases.append(grouped_case(rows, experts, k, n, dtype))
+    for seq in (512, 2048, 8192):
+        cases.append(attention_case(8192 // seq, seq, 64, 64, 192, 128, dtype))
+        cases.append(attention_case(8192 // seq, seq, 64, 8, 128, 128, dtype))
+    return cases
+
+
+def curves(device: torch.device, budget_s: float) -> dict[str, Any]:
+    """Returns the probe's points and the calibration fitted to them."""
+    report = measure_cases(
+        curve_cases(device.type), fingerprint(1, device.type), device, budget_s=budget_s
+    )
+    return {"probe": report.to_data(), "calibration": fit_probe(report).to_data()}
+
+
+def training_steps(device: torch.device, cluster: ClusterSpec, folder: Path) -> list[Any]:
+    """Returns measured and predicted steps of every size."""
+    shrink, seq_len = (1, 4096) if device.type == "cuda" else (16, 128)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{folder}/rendezvous", rank=0, world_size=1,
+    )  # fmt: skip
+    steps = []
+    for i, (name, hidden, layers, experts, batch) in enumerate(SIZES):
+        few = experts if shrink == 1 or experts is None else 8
+        model = model_of(name, hidden // shrink, -(-layers // (shrink // 4 or 1)), few, seq_len)
+        scenario = scenario_of(model, cluster, seq_len, batch)
+        steps.append(measure(scenario, batch, device, folder / str(i)))
+    dist.destroy_process_group()
+    return steps
+
+
 def cluster_here(device: torch.device) -> ClusterSpec:
     """Returns one GPU of the catalog's node that holds this card, or the CPU machine."""
     if device.type == "cpu":
@@ -143,9 +231,11 @@ def cluster_here(device: torch.device) -> ClusterSpec:
 
 
 def main() -> None:
-    """Measures every size and prints the result."""
+    """Runs every part and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--seed", type=int, help="of the inputs; drawn anew where not given")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -153,28 +243,25 @@ def main() -> None:
         return
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
-    cluster = cluster_here(device)
-    shrink, seq_len = (1, 4096) if device.type == "cuda" else (16, 128)
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{folder}/rendezvous", rank=0, world_size=1,
-        )  # fmt: skip
-        steps = []
-        for i, (name, hidden, layers, experts, batch) in enumerate(SIZES):
-            few = experts if shrink == 1 or experts is None else 8
-            model = model_of(
-                name, hidden // shrink, -(-layers // (shrink // 4 or 1)), few, seq_len
-            )
-            scenario = scenario_of(model, cluster, seq_len, batch)
-            steps.append(measure(scenario, batch, device, Path(folder) / str(i)))
-        dist.destroy_process_group()
-    result = {
-        "training_steps": steps,
+    cluster, began = cluster_here(device), time.monotonic()
+    speed_s, curves_s = BUDGET_S[device.type]
+    seed = int.from_bytes(os.urandom(4)) if options.seed is None else options.seed
+    result: dict[str, Any] = {
         "device": fingerprint(1, options.device).to_data(),
+        "measured_on_a_gpu": device.type == "cuda",
         "date": datetime.now(UTC).date().isoformat(),
         "repeats": TIMED,
     }
+    if "correctness" in options.only:
+        result["correctness"] = correctness(device, seed)
+    if "speed" in options.only:
+        result["speed"] = speed(device, cluster, speed_s)
+    if "curves" in options.only:
+        result["curves"] = curves(device, curves_s)
+    if "steps" in options.only:
+        with tempfile.TemporaryDirectory() as folder:
+            result["training_steps"] = training_steps(device, cluster, Path(folder))
+    result["seconds"] = time.monotonic() - began
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

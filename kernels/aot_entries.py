@@ -53,12 +53,12 @@ def _permute(top_k: int, width: int) -> Callable[[], None]:
 
 def _attention(heads: int, groups: int, width: int, v_width: int) -> Callable[[], None]:
     def run() -> None:
-        from flopwright.kernels.attention import kernel
+        from flopwright.kernels.attention import backward, kernel
 
         q, k = _meta(1, TOKENS, heads, width), _meta(1, TOKENS, groups, width)
         v = _meta(1, TOKENS, groups, v_width)
         out, lse, _ = kernel.forward(q, k, v, width**-0.5, 0)
-        kernel.backward(out, q, k, v, out, lse, width**-0.5, 0)
+        backward.backward(out, q, k, v, out, lse, width**-0.5, 0)
 
     return run
 

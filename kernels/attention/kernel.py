@@ -1,9 +1,8 @@
 """Causal flash attention as Triton kernels (arXiv 2205.14135, 2307.08691).
 
 The forward pass also gives the largest logit of each block of rows, of which QK-Clip wants
-the maximum by head. The backward pass sums the gradients of a shared key head inside one
-program, so that nothing depends on timing. A query width that is no power of two is taken in
-two parts: 192 is 128 and 64.
+the maximum by head. A query width that is no power of two is taken in two parts: 192 is 128
+and 64. The way back is in `backward.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -21,7 +20,6 @@ from flopwright.kernels.device import LN2, LOG2E, cast, dot, product
 from flopwright.kernels.launch import ceil_div, launch, power_of_2, target
 
 _WIDEST: Final = 128  # the first part of a width that is no power of two
-_ROWS: Final = 16  # of a program that sums gradient times result
 
 
 @triton.jit
@@ -114,156 +112,6 @@ def _forward(
     tl.store(best_ptr + (b * heads + h) * tl.num_programs(0) + block, highest)
 
 
-@triton.jit
-def _delta(
-    g_ptr, out_ptr, delta_ptr, rows, seq, heads, v_width, R: tl.constexpr, DV: tl.constexpr
-):
-    """delta[b, h, s] = sum over the width of gradient times result."""
-    row = tl.program_id(0) * R + tl.arange(0, R)  # of [B, S, H]
-    dv = tl.arange(0, DV)
-    inside = (row < rows)[:, None] & (dv < v_width)[None, :]
-    place = row.to(tl.int64)[:, None] * v_width + dv[None, :]
-    g = tl.load(g_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    out = tl.load(out_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    h, position = row % heads, row // heads
-    to = (position // seq * heads + h) * seq + position % seq
-    tl.store(delta_ptr + to, tl.sum(g * out, 1), mask=row < rows)
-
-
-@triton.jit
-def _keys(
-    g_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, seq, heads, repeat,
-    window, width, v_width, q_stride, k_stride, v_stride,
-    BM: tl.constexpr, BN: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, DV: tl.constexpr,
-    WINDOW: tl.constexpr,
-):  # fmt: skip
-    """Gradients of one block of keys and values of one key head, over its query heads."""
-    first = tl.program_id(0) * BN
-    groups = heads // repeat
-    b, g = (tl.program_id(1) // groups).to(tl.int64), tl.program_id(1) % groups
-    key = first + tl.arange(0, BN)
-    d1, d2, dv = tl.arange(0, D1), D1 + tl.arange(0, max(D2, 16)), tl.arange(0, DV)
-    in1, in2, in_v = d1 < width, d2 < width, dv < v_width
-    k = k_ptr + (b * seq + key)[:, None] * k_stride + g * width
-    k1 = tl.load(k + d1[None, :], mask=(key < seq)[:, None] & in1[None, :], other=0.0)
-    v = v_ptr + (b * seq + key)[:, None] * v_stride + g * v_width + dv[None, :]
-    v = tl.load(v, mask=(key < seq)[:, None] & in_v[None, :], other=0.0)
-    grad_k1 = tl.zeros((BN, D1), dtype=tl.float32)
-    grad_v = tl.zeros((BN, DV), dtype=tl.float32)
-    if D2:
-        k2 = tl.load(k + d2[None, :], mask=(key < seq)[:, None] & in2[None, :], other=0.0)
-        grad_k2 = tl.zeros((BN, D2), dtype=tl.float32)
-    last = seq
-    if WINDOW:
-        last = tl.minimum(seq, first + BN + window - 1)
-    begin = first // BM * BM
-    steps = tl.cdiv(last - begin, BM)
-    for step in range(steps * repeat):  # one loop over heads and blocks of queries
-        h = g * repeat + step // steps
-        row = begin + step % steps * BM + tl.arange(0, BM)
-        place = (b * seq + row)[:, None]
-        q = q_ptr + place * q_stride + h * width
-        q1 = tl.load(q + d1[None, :], mask=(row < seq)[:, None] & in1[None, :], other=0.0)
-        s = product(q1, tl.trans(k1))
-        if D2:
-            q2 = tl.load(q + d2[None, :], mask=(row < seq)[:, None] & in2[None, :], other=0.0)
-            s = dot(q2, tl.trans(k2), s)
-        statistic = (b * heads + h) * seq + row
-        lse = tl.load(lse_ptr + statistic, mask=row < seq, other=float("inf"))
-        delta = tl.load(delta_ptr + statistic, mask=row < seq, other=0.0)
-        seen = (key[None, :] <= row[:, None]) & (row < seq)[:, None]
-        if WINDOW:
-            seen = seen & (key[None, :] > row[:, None] - window)
-        p = tl.where(seen, tl.exp2((s * scale - lse[:, None]) * LOG2E), 0.0)
-        grad = tl.load(
-            g_ptr + (place * heads + h) * v_width + dv[None, :],
-            mask=(row < seq)[:, None] & in_v[None, :], other=0.0,
-        )  # fmt: skip
-        grad_v = dot(tl.trans(cast(p, grad.dtype)), grad, grad_v)
-        ds = p * (product(grad, tl.trans(v)) - delta[:, None]) * scale
-        ds = tl.trans(cast(ds, q1.dtype))
-        grad_k1 = dot(ds, q1, grad_k1)
-        if D2:
-            grad_k2 = dot(ds, q2, grad_k2)
-    at = (b * seq + key)[:, None] * groups + g
-    tl.store(
-        dk_ptr + at * width + d1[None, :], cast(grad_k1, dk_ptr.dtype.element_ty),
-        mask=(key < seq)[:, None] & in1[None, :],
-    )  # fmt: skip
-    if D2:
-        tl.store(
-            dk_ptr + at * width + d2[None, :], cast(grad_k2, dk_ptr.dtype.element_ty),
-            mask=(key < seq)[:, None] & in2[None, :],
-        )  # fmt: skip
-    tl.store(
-        dv_ptr + at * v_width + dv[None, :], cast(grad_v, dv_ptr.dtype.element_ty),
-        mask=(key < seq)[:, None] & in_v[None, :],
-    )  # fmt: skip
-
-
-@triton.jit
-def _queries(
-    g_ptr, q_ptr, k_ptr, v_ptr, lse_ptr, delta_ptr, dq_ptr, scale, seq, heads, repeat, window,
-    width, v_width, q_stride, k_stride, v_stride,
-    BM: tl.constexpr, BN: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, DV: tl.constexpr,
-    WINDOW: tl.constexpr,
-):  # fmt: skip
-    """Gradient of one block of queries of one head."""
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
-    first = block * BM
-    b, h = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    g = h // repeat
-    row = first + tl.arange(0, BM)
-    d1, d2, dv = tl.arange(0, D1), D1 + tl.arange(0, max(D2, 16)), tl.arange(0, DV)
-    in1, in2, in_v = d1 < width, d2 < width, dv < v_width
-    place = (b * seq + row)[:, None]
-    q = q_ptr + place * q_stride + h * width
-    q1 = tl.load(q + d1[None, :], mask=(row < seq)[:, None] & in1[None, :], other=0.0)
-    grad = tl.load(
-        g_ptr + (place * heads + h) * v_width + dv[None, :],
-        mask=(row < seq)[:, None] & in_v[None, :], other=0.0,
-    )  # fmt: skip
-    statistic = (b * heads + h) * seq + row
-    lse = tl.load(lse_ptr + statistic, mask=row < seq, other=float("inf"))
-    delta = tl.load(delta_ptr + statistic, mask=row < seq, other=0.0)
-    grad_q1 = tl.zeros((BM, D1), dtype=tl.float32)
-    if D2:
-        q2 = tl.load(q + d2[None, :], mask=(row < seq)[:, None] & in2[None, :], other=0.0)
-        grad_q2 = tl.zeros((BM, D2), dtype=tl.float32)
-    begin = 0
-    if WINDOW:
-        begin = tl.maximum(first - window + 1, 0) // BN * BN
-    for start in range(begin, tl.minimum(first + BM, seq), BN):
-        key = start + tl.arange(0, BN)
-        there = (key < seq)[:, None]
-        k = k_ptr + (b * seq + key)[:, None] * k_stride + g * width
-        k1 = tl.load(k + d1[None, :], mask=there & in1[None, :], other=0.0)
-        s = product(q1, tl.trans(k1))
-        if D2:
-            k2 = tl.load(k + d2[None, :], mask=there & in2[None, :], other=0.0)
-            s = dot(q2, tl.trans(k2), s)
-        seen = key[None, :] <= row[:, None]
-        if WINDOW:
-            seen = seen & (key[None, :] > row[:, None] - window)
-        p = tl.where(seen, tl.exp2((s * scale - lse[:, None]) * LOG2E), 0.0)
-        v = v_ptr + (b * seq + key)[:, None] * v_stride + g * v_width + dv[None, :]
-        v = tl.load(v, mask=there & in_v[None, :], other=0.0)
-        ds = cast(p * (product(grad, tl.trans(v)) - delta[:, None]) * scale, k1.dtype)
-        grad_q1 = dot(ds, k1, grad_q1)
-        if D2:
-            grad_q2 = dot(ds, k2, grad_q2)
-    dq = dq_ptr + (place * heads + h) * width
-    tl.store(
-        dq + d1[None, :], cast(grad_q1, dq_ptr.dtype.element_ty),
-        mask=(row < seq)[:, None] & in1[None, :],
-    )  # fmt: skip
-    if D2:
-        tl.store(
-            dq + d2[None, :], cast(grad_q2, dq_ptr.dtype.element_ty),
-            mask=(row < seq)[:, None] & in2[None, :],
-        )  # fmt: skip
-
-
 def _parts(width: int) -> tuple[int, int]:
     """Returns the two parts of a query width, powers of two from 16 on (0 for no second)."""
     if width <= _WIDEST or width == power_of_2(width):
@@ -271,7 +119,7 @@ def _parts(width: int) -> tuple[int, int]:
     return _WIDEST, power_of_2(width - _WIDEST, 16)
 
 
-def _positions(x: Tensor) -> Tensor:
+def positions(x: Tensor) -> Tensor:
     """Returns x, its heads next to each other within a position and batches behind positions."""
     b, s, h, d = x.shape
     _, position, head, column = x.stride()
@@ -279,7 +127,8 @@ def _positions(x: Tensor) -> Tensor:
     return x if plain else x.contiguous()
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[int, ...]:
+def sizes_of(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[int, ...]:
+    """Returns sizes and strides as the kernels take them."""
     seq, heads, width = q.shape[1:]
     return (
         seq, heads, heads // k.shape[2], window, width, v.shape[3], q.stride(1), k.stride(1),
@@ -287,7 +136,8 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _constants(t: Tiles, q: Tensor, v: Tensor, window: int) -> dict[str, int | bool]:
+def constants_of(t: Tiles, q: Tensor, v: Tensor, window: int) -> dict[str, int | bool]:
+    """Returns the kernels' constants."""
     d1, d2 = _parts(q.shape[3])
     return {
         "BM": t.m, "BN": t.n, "D1": d1, "D2": d2, "DV": power_of_2(v.shape[3], 16),
@@ -299,7 +149,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (output [B, S, H, V], log-sum-exp [B, H, S], largest logit by head [H])."""
-    q, k, v = _positions(q), _positions(k), _positions(v)
+    q, k, v = positions(q), positions(k), positions(v)
     batch, seq, heads, width = q.shape
     out = q.new_empty(batch, seq, heads, v.shape[3])
     lse = q.new_empty(batch, heads, seq, dtype=torch.float32)
@@ -308,37 +158,7 @@ def forward(
     best = q.new_empty(batch, heads, blocks, dtype=torch.float32)
     launch(
         _forward, (blocks, batch * heads), q, k, v, out, lse, best, scale,
-        *_sizes(q, k, v, window), **_constants(t, q, v, window), num_warps=t.num_warps,
+        *sizes_of(q, k, v, window), **constants_of(t, q, v, window), num_warps=t.num_warps,
         num_stages=t.num_stages,
     )  # fmt: skip
     return out, lse, best.amax((0, 2))
-
-
-def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Returns the gradients of q, k and v."""
-    q, k, v = _positions(q), _positions(k), _positions(v)
-    grad, out = grad.contiguous(), out.contiguous()
-    batch, seq, heads, width = q.shape
-    grads = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    delta, rows = torch.empty_like(lse), batch * seq * heads
-    launch(
-        _delta, (ceil_div(rows, _ROWS),), grad, out, delta, rows, seq, heads, v.shape[3],
-        R=_ROWS, DV=power_of_2(v.shape[3], 16),
-    )  # fmt: skip
-    common = (grad, q, k, v, lse, delta)
-    sizes = _sizes(q, k, v, window)
-    _, for_keys, for_queries = tiles(q.dtype, target(q.device), width)
-    t = for_keys
-    launch(
-        _keys, (ceil_div(seq, t.n), batch * k.shape[2]), *common, grads[1], grads[2], scale,
-        *sizes, **_constants(t, q, v, window), num_warps=t.num_warps, num_stages=t.num_stages,
-    )  # fmt: skip
-    t = for_queries
-    launch(
-        _queries, (ceil_div(seq, t.m), batch * heads), *common, grads[0], scale, *sizes,
-        **_constants(t, q, v, window), num_warps=t.num_warps, num_stages=t.num_stages,
-    )  # fmt: skip
-    return grads

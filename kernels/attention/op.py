@@ -110,7 +110,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k and v."""
     if runs_triton("attention", q):
-        import flopwright.kernels.attention.kernel as kernel
+        import flopwright.kernels.attention.backward as kernel
 
         return kernel.backward(grad, q, k, v, out, lse, scale, window)
     if q.is_cuda:  # float64, or a call that did not come through autograd

@@ -1,16 +1,11 @@
 """Contenders for each op at real shapes: our kernel, torch's composed form, a library's.
 
-Each is a function of nothing that runs forward, or forward and backward. Which kernel our op
-runs is set by the environment variable of `dispatch` for the time of the call.
+Sizes are those of K2, K3 and Llama-70B; a trial divides them.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +13,14 @@ from torch import Tensor
 
 from flopwright.kernels.attention.cost import attention as attention_cost
 from flopwright.kernels.attention.op import attention, attention_with_max
-from flopwright.kernels.dispatch import VARIABLE
+from flopwright.kernels.checks.contenders import (
+    Case,
+    Maker,
+    Run,
+    installed,
+    rows_of,
+    running_with,
+)
 from flopwright.kernels.fp8_quantize import reference as fp8_reference
 from flopwright.kernels.fp8_quantize.cost import quantize as quantize_cost
 from flopwright.kernels.fp8_quantize.op import quantize
@@ -40,92 +42,7 @@ from flopwright.kernels.rope.op import rope
 from flopwright.kernels.swiglu.cost import swiglu as swiglu_cost
 from flopwright.kernels.swiglu.op import swiglu
 from flopwright.kernels.swiglu.situ import situ_glu
-from flopwright.ops import CostBuilder, OpTable, Phase
-
-Run = Callable[..., Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One op at one shape.
-
-    Attributes:
-        contenders: name -> function of `inputs` that returns what gradients flow back from.
-        inputs: leaves; those that require a gradient get one in the backward pass.
-        rows: what cost.py says of it, for the floor; None where there is no row.
-        differentiable: whether there is a backward pass to time.
-    """
-
-    op: str
-    shape: str
-    contenders: dict[str, Run]
-    inputs: tuple[Tensor, ...]
-    rows: OpTable | None
-    differentiable: bool = True
-    notes: dict[str, str] = field(default_factory=dict)
-
-    def work(self, backward: bool) -> tuple[float, float]:
-        """Returns (FLOPs, bytes moved) of the forward pass, or of the passes back."""
-        if self.rows is None:
-            return 0.0, 0.0
-        chosen = (self.rows.phase != Phase.FORWARD) == backward
-        moved = self.rows.read_bytes + self.rows.written_bytes
-        return float(self.rows.flops[chosen].sum()), float(moved[chosen].sum())
-
-
-@contextmanager
-def running(op: str, kernel: str) -> Iterator[None]:
-    """Makes an op run a kernel inside."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = f"{op}={kernel}"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
-
-
-def _with(op: str, kernel: str, run: Run) -> Run:
-    def call(*inputs: Tensor) -> Tensor:
-        with running(op, kernel):
-            return run(*inputs)
-
-    return call
-
-
-def _rows(add: Callable[[CostBuilder], None]) -> OpTable:
-    cost = CostBuilder()
-    add(cost)
-    return cost.build().ops
-
-
-@dataclass(frozen=True, slots=True)
-class Maker:
-    """Makes tensors on a device; `scale` divides the sizes for a trial run."""
-
-    device: torch.device
-    dtype: torch.dtype
-    scale: int = 1
-
-    def size(self, n: int, least: int = 8) -> int:
-        """Returns a size, smaller in a trial."""
-        return max(least, n // self.scale)
-
-    def leaf(self, *shape: int, grad: bool = True, dtype: torch.dtype | None = None) -> Tensor:
-        """Returns a leaf of normal numbers."""
-        made = torch.randn(*shape, device=self.device, dtype=torch.float32)
-        return made.to(dtype or self.dtype).requires_grad_(grad)
-
-    @property
-    def name(self) -> str:
-        """The dtype as cost.py calls it."""
-        return {torch.bfloat16: "bf16", torch.float32: "fp32"}[self.dtype]
-
-
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+from flopwright.ops import Phase
 
 
 def attention_cases(m: Maker) -> Iterator[Case]:
@@ -156,13 +73,13 @@ def attention_cases(m: Maker) -> Iterator[Case]:
         yield Case(
             "attention", f"{label} {heads}/{groups} heads, {seq} tokens",
             {
-                "triton": _with("attention", "triton", ours),
-                "triton with max": _with("attention", "triton", with_max),
-                "library": _with("attention", "library", ours),
+                "triton": running_with("attention", "triton", ours),
+                "triton with max": running_with("attention", "triton", with_max),
+                "library": running_with("attention", "library", ours),
                 "torch": torchs,
             },
             (q, k, v),
-            _rows(lambda c, h=heads, g=groups, w=width, x=v_width: attention_cost(
+            rows_of(lambda c, h=heads, g=groups, w=width, x=v_width: attention_cost(
                 c, "attention", sequences=1, seq_len=seq, heads=h, kv_heads=g, qk_width=w,
                 v_width=x, dtype=m.name)),  # type: ignore[misc]
         )  # fmt: skip
@@ -191,12 +108,12 @@ def grouped_cases(m: Maker) -> Iterator[Case]:
         yield Case(
             "grouped_gemm", f"{label}, {experts} experts, {rows} x {inner} x {out}",
             {
-                "triton": _with("grouped_gemm", "triton", ours),
-                "library": _with("grouped_gemm", "library", ours),
+                "triton": running_with("grouped_gemm", "triton", ours),
+                "library": running_with("grouped_gemm", "library", ours),
                 "one product": one,
             },
             (x, w),
-            _rows(lambda c: grouped_cost(
+            rows_of(lambda c: grouped_cost(
                 c, "grouped_gemm", rows=rows, experts=experts, k=inner, n=out, dtype=m.name)),
         )  # fmt: skip
 
@@ -205,16 +122,16 @@ def norm_cases(m: Maker) -> Iterator[Case]:
     """Yields K2's norm."""
     rows, width = m.size(8192), m.size(7168, 64)
     contenders: dict[str, Run] = {
-        "triton": _with("rms_norm", "triton", lambda x, w: rms_norm(x, w, 1e-6)[0]),
+        "triton": running_with("rms_norm", "triton", lambda x, w: rms_norm(x, w, 1e-6)[0]),
         "torch": lambda x, w: F.rms_norm(x, (width,), w, 1e-6),
     }
-    if m.device.type == "cuda" and _installed("liger_kernel"):
+    if m.device.type == "cuda" and installed("liger_kernel"):
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
         contenders["liger"] = lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-6)
     yield Case(
         "rms_norm", f"{rows} x {width}", contenders, (m.leaf(rows, width), m.leaf(width)),
-        _rows(lambda c: norm_cost(c, "rms_norm", rows=rows, width=width, dtype=m.name)),
+        rows_of(lambda c: norm_cost(c, "rms_norm", rows=rows, width=width, dtype=m.name)),
     )  # fmt: skip
 
 
@@ -222,16 +139,16 @@ def gate_cases(m: Maker) -> Iterator[Case]:
     """Yields both activations at the width of K2's experts."""
     rows, width = m.size(32768), m.size(2048, 64)
     inputs = (m.leaf(rows, width), m.leaf(rows, width))
-    cost = _rows(lambda c: swiglu_cost(c, "swiglu", rows=rows, width=width, dtype=m.name))
+    cost = rows_of(lambda c: swiglu_cost(c, "swiglu", rows=rows, width=width, dtype=m.name))
     yield Case(
         "swiglu", f"{rows} x {width}",
-        {"triton": _with("swiglu", "triton", swiglu), "torch": lambda g, u: F.silu(g) * u},
+        {"triton": running_with("swiglu", "triton", swiglu), "torch": lambda g, u: F.silu(g) * u},
         inputs, cost,
     )  # fmt: skip
     yield Case(
         "situ_glu", f"{rows} x {width}",
         {
-            "triton": _with("situ_glu", "triton", lambda g, u: situ_glu(g, u, 4.0, 25.0)),
+            "triton": running_with("situ_glu", "triton", lambda g, u: situ_glu(g, u, 4.0, 25.0)),
             "torch": lambda g, u: 4 * torch.tanh(g / 4) * torch.sigmoid(g) * 25
             * torch.tanh(u / 25),
         },
@@ -246,41 +163,41 @@ def row_cases(m: Maker) -> Iterator[Case]:
     yield Case(
         "rope", f"{seq} x {heads} x 128",
         {
-            "triton": _with("rope", "triton", lambda x: rope(x, angle, angle, 0, False)),
-            "torch": _with("rope", "reference", lambda x: rope(x, angle, angle, 0, False)),
+            "triton": running_with("rope", "triton", lambda x: rope(x, angle, angle, 0, False)),
+            "torch": running_with("rope", "reference", lambda x: rope(x, angle, angle, 0, False)),
         },
         (x,),
-        _rows(lambda c: rope_cost(c, "rope", elements=x.numel(), dtype=m.name)),
+        rows_of(lambda c: rope_cost(c, "rope", elements=x.numel(), dtype=m.name)),
     )  # fmt: skip
     tokens, width = m.size(4096), m.size(7168, 64)
     choices = torch.rand(tokens, 64, device=m.device).topk(8, -1).indices
     order, place, _ = sort_by_expert(choices, 64)
     yield Case(
         "moe_permute", f"un-permute {tokens} x 8 x {width}",
-        {k: _with("moe_permute", v, lambda r, w: unpermute(r, w, order, place))
+        {k: running_with("moe_permute", v, lambda r, w: unpermute(r, w, order, place))
          for k, v in (("triton", "triton"), ("torch", "reference"))},
         (m.leaf(tokens * 8, width), m.leaf(tokens, 8, dtype=torch.float32)),
-        _rows(lambda c: unpermute_cost(
+        rows_of(lambda c: unpermute_cost(
             c, "unpermute", tokens=tokens, top_k=8, width=width, dtype=m.name)),
     )  # fmt: skip
     flat = m.leaf(tokens, width, grad=False)
     yield Case(
         "fp8_quantize", f"{tokens} x {width}",
         {
-            "triton": _with("fp8_quantize", "triton", lambda x: quantize(x)[1]),
+            "triton": running_with("fp8_quantize", "triton", lambda x: quantize(x)[1]),
             "torch": lambda x: fp8_reference.quantize(x)[1],
         },
         (flat,),
-        _rows(lambda c: quantize_cost(
+        rows_of(lambda c: quantize_cost(
             c, "quantize", Phase.FORWARD, rows=tokens, width=width, dtype=m.name)),
         differentiable=False,
     )  # fmt: skip
     yield Case(
         "mx_quantize", f"MXFP4 {tokens} x {width}",
-        {k: _with("mx_quantize", v, lambda x: mx_fake_quantize(x, "e2m1"))
+        {k: running_with("mx_quantize", v, lambda x: mx_fake_quantize(x, "e2m1"))
          for k, v in (("triton", "triton"), ("torch", "reference"))},
         (flat,),
-        _rows(lambda c: mx_cost(c, "mx", elements=tokens * width, dtype=m.name)),
+        rows_of(lambda c: mx_cost(c, "mx", elements=tokens * width, dtype=m.name)),
         differentiable=False,
     )  # fmt: skip
 
@@ -290,11 +207,11 @@ def head_cases(m: Maker) -> Iterator[Case]:
     tokens, hidden, vocab = m.size(4096), m.size(8192, 64), m.size(128256, 256)
     targets = torch.randint(0, vocab, (tokens,), device=m.device)
     contenders: dict[str, Run] = {
-        "triton": _with("linear_cross_entropy", "triton",
+        "triton": running_with("linear_cross_entropy", "triton",
                         lambda x, w: linear_cross_entropy(x, w, targets)[0]),
         "torch": lambda x, w: F.cross_entropy((x @ w.t()).float(), targets),
     }  # fmt: skip
-    if m.device.type == "cuda" and _installed("liger_kernel"):
+    if m.device.type == "cuda" and installed("liger_kernel"):
         from liger_kernel.ops.fused_linear_cross_entropy import (
             LigerFusedLinearCrossEntropyFunction as Liger,
         )
@@ -303,7 +220,7 @@ def head_cases(m: Maker) -> Iterator[Case]:
     yield Case(
         "linear_cross_entropy", f"{tokens} x {hidden} x {vocab}", contenders,
         (m.leaf(tokens, hidden), m.leaf(vocab, hidden)),
-        _rows(lambda c: head_cost(
+        rows_of(lambda c: head_cost(
             c, "head", tokens=tokens, hidden=hidden, vocab=vocab, dtype=m.name)),
     )  # fmt: skip
 
@@ -317,24 +234,24 @@ def recurrent_cases(m: Maker) -> Iterator[Case]:
     g = (-F.softplus(m.leaf(1, seq, heads, 128, grad=False, dtype=torch.float32))).requires_grad_()
     beta = torch.sigmoid(m.leaf(1, seq, heads, grad=False, dtype=torch.float32)).requires_grad_()
     contenders: dict[str, Run] = {
-        "triton": _with("kda", "triton", lambda *a: kda(*a, 128**-0.5)[0]),
+        "triton": running_with("kda", "triton", lambda *a: kda(*a, 128**-0.5)[0]),
     }
-    if m.device.type == "cuda" and _installed("fla"):
+    if m.device.type == "cuda" and installed("fla"):
         from fla.ops.kda import chunk_kda
 
         contenders["fla"] = lambda *a: chunk_kda(*a, scale=128**-0.5)[0]
     if m.device.type == "cpu":
-        contenders["torch"] = _with("kda", "reference", lambda *a: kda(*a, 128**-0.5)[0])
+        contenders["torch"] = running_with("kda", "reference", lambda *a: kda(*a, 128**-0.5)[0])
     yield Case(
         "kda", f"{seq} x {heads} x 128", contenders, (q, k, v, g, beta),
-        _rows(lambda c: kda_cost(
+        rows_of(lambda c: kda_cost(
             c, "kda", sequences=1, seq_len=seq, heads=heads, k_width=128, v_width=128,
             dtype=m.name)),
     )  # fmt: skip
     batch, rows, columns = m.size(8, 2), m.size(2048, 32), m.size(7168, 64)
     yield Case(
         "newton_schulz", f"{batch} x {rows} x {columns}",
-        {k: _with("newton_schulz", v, newton_schulz)
+        {k: running_with("newton_schulz", v, newton_schulz)
          for k, v in (("triton", "triton"), ("torch", "reference"))},
         (m.leaf(batch, rows, columns, grad=False),), None, differentiable=False,
     )  # fmt: skip

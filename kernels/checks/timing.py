@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from flopwright.kernels.checks.speed import Case, Maker
+from flopwright.kernels.checks.contenders import Case, Maker
 
 _CACHE_BYTES: Final = 256 * 2**20  # written between calls, so that none finds its inputs in L2
 _WARMUP: Final = 3
@@ -77,7 +77,7 @@ def time_case(case: Case, device: torch.device, floor: Floor | None) -> list[dic
         row: dict[str, Any] = {"op": case.op, "shape": case.shape, "kernel": name}
         try:
             row |= _time_contender(case, run, leaves, device, floor)
-        except Exception as error:  # noqa: BLE001: reported; the others are timed
+        except Exception as error:  # reported; the others are timed
             row["error"] = f"{type(error).__name__}: {error}"[:300]
         rows.append(row)
     return rows

@@ -229,12 +229,10 @@ class Tiles:
 
 
 def tiles(dtype: torch.dtype, place: Target) -> Tiles:
-    """Returns the tiles; chosen by what compiles without spilling."""
+    """Returns the tiles: those that compile with the fewest spills."""
     if place.name == "interpreter":
         return Tiles(16, 64, 64, 4, 4)
-    if dtype == torch.float32 or place.amd:
-        return Tiles(16, 32, 16, 4, 4)
-    return Tiles(16, 64, 32, 4, 4)
+    return Tiles(16, 32, 16, 4, 8)
 
 
 def _constants(t: Tiles, q: Tensor, columns: int, v_width: int) -> dict[str, int | str]:

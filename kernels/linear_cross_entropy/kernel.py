@@ -120,7 +120,7 @@ def tiles(dtype: torch.dtype, place: Target) -> Tiles:
     return Tiles(128, 128, 64, 8, 3 if place.name == "sm_80" else 4)
 
 
-def _parts(rows: int, vocab: int, t: Tiles) -> tuple[int, int]:
+def parts_of(rows: int, vocab: int, t: Tiles) -> tuple[int, int]:
     """Returns (parts of the vocabulary, tiles a part): enough programs for any card."""
     columns = ceil_div(vocab, t.n)
     wanted = max(1, min(columns, ceil_div(1024, ceil_div(rows, t.m))))
@@ -137,7 +137,7 @@ def statistics(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tens
     """
     rows, hidden = x.shape
     vocab, t = weight.shape[0], tiles(x.dtype, target(x.device))
-    parts, per_part = _parts(rows, vocab, t)
+    parts, per_part = parts_of(rows, vocab, t)
     best, total, chosen = (x.new_empty(parts, rows, dtype=torch.float32) for _ in range(3))
     launch(
         _statistics, (ceil_div(rows, t.m), parts), x, weight, targets, best, total, chosen, rows,

@@ -3,6 +3,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from flopwright.kernels.device import LOG2E, cast
 from flopwright.kernels.launch import ceil_div, launch, target
-from flopwright.kernels.linear_cross_entropy.kernel import _parts, logits_tile, tiles
+from flopwright.kernels.linear_cross_entropy.kernel import Tiles, logits_tile, parts_of, tiles
 
 
 @triton.jit
@@ -82,14 +84,20 @@ def _gradient(
     tl.store(to, cast(d, d_ptr.dtype.element_ty), mask=inside)
 
 
+def _tiles(x: Tensor) -> Tiles:
+    """Returns those of one head's product, half as wide: two tiles of logits stand at a time."""
+    t = tiles(x.dtype, target(x.device))
+    return t if t.n < 128 else replace(t, n=t.n // 2)
+
+
 Side = tuple[Tensor, Tensor, Tensor]  # hidden states [N, H], weight [V, H], log-sum-exp [N]
 
 
 def overlap(draft: Side, goal: Side) -> tuple[Tensor, Tensor]:
     """Returns (sum of min(p, q), sum of q where q < p), each [N] in fp32."""
     (x, w, lse_q), (y, u, lse_p) = draft, goal
-    rows, vocab, t = x.shape[0], w.shape[0], tiles(x.dtype, target(x.device))
-    parts, per_part = _parts(rows, vocab, t)
+    rows, vocab, t = x.shape[0], w.shape[0], _tiles(x)
+    parts, per_part = parts_of(rows, vocab, t)
     both = [x.new_empty(parts, rows, dtype=torch.float32) for _ in range(2)]
     launch(
         _overlap, (ceil_div(rows, t.m), parts), x, w, lse_q, y, u, lse_p, *both, rows, vocab,
@@ -104,7 +112,7 @@ def gradient_part(
 ) -> Tensor:
     """Returns the gradient [N, end - first] of the draft's logits of these columns."""
     (x, w, lse_q), (y, u, lse_p) = draft, goal
-    rows, t = x.shape[0], tiles(x.dtype, target(x.device))
+    rows, t = x.shape[0], _tiles(x)
     d = x.new_empty(rows, end - first)
     launch(
         _gradient, (ceil_div(rows, t.m), ceil_div(end - first, t.n)), x, w, lse_q, y, u, lse_p,

@@ -67,7 +67,9 @@ def _(grad: Tensor, place: Tensor, top_k: int) -> Tensor:
 
 def _backward_permute(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     (place,) = ctx.saved_tensors
-    return permute_backward(grad, place, ctx.top_k), None, None, None
+    # In plain torch what stands for a moment stands in sight of whoever counts memory.
+    back = permute_backward if runs_triton("moe_permute", grad) else _sum_choices
+    return back(grad, place, ctx.top_k), None, None, None
 
 
 permute.register_autograd(_backward_permute, setup_context=_setup_permute)
@@ -94,6 +96,18 @@ def _setup_unpermute(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> No
     ctx.save_for_backward(*inputs)
 
 
+def _gradients(
+    grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, place: Tensor
+) -> tuple[Tensor, Tensor]:
+    top_k = weights.shape[1]
+    spread = grad.index_select(0, order // top_k)
+    # The weight's gradient first, in expert order, so that no second copy of the rows is made.
+    dots = (spread * rows).sum(-1, dtype=weights.dtype)
+    grad_weights = dots.index_select(0, place).reshape(weights.shape)
+    sorted_weights = weights.reshape(-1).index_select(0, order).to(rows.dtype)
+    return spread.mul_(sorted_weights.unsqueeze(-1)), grad_weights
+
+
 @torch.library.custom_op("flopwright::unpermute_backward", mutates_args=())
 def unpermute_backward(
     grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, place: Tensor
@@ -103,13 +117,7 @@ def unpermute_backward(
         import flopwright.kernels.moe_permute.kernel as kernel
 
         return kernel.unpermute_gradients(grad, rows, weights, order)
-    top_k = weights.shape[1]
-    spread = grad.index_select(0, order // top_k)
-    # The weight's gradient first, in expert order, so that no second copy of the rows is made.
-    dots = (spread * rows).sum(-1, dtype=weights.dtype)
-    grad_weights = dots.index_select(0, place).reshape(weights.shape)
-    sorted_weights = weights.reshape(-1).index_select(0, order).to(rows.dtype)
-    return spread.mul_(sorted_weights.unsqueeze(-1)), grad_weights
+    return _gradients(grad, rows, weights, order, place)
 
 
 @unpermute_backward.register_fake
@@ -120,7 +128,8 @@ def _(
 
 
 def _backward_unpermute(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-    return (*unpermute_backward(grad, *ctx.saved_tensors), None, None)
+    back = unpermute_backward if runs_triton("moe_permute", grad) else _gradients
+    return (*back(grad, *ctx.saved_tensors), None, None)
 
 
 unpermute.register_autograd(_backward_unpermute, setup_context=_setup_unpermute)

@@ -19,7 +19,11 @@ from flopwright.kernels.device import cast
 from flopwright.kernels.launch import launch, power_of_2, rows_of
 
 _PROGRAMS_BACKWARD: Final = 256  # partial sums of the weight gradient: a few a multiprocessor
-_WIDE: Final = 2048  # rows from here on get eight warps
+
+
+def _warps(width: int) -> int:
+    """Returns the warps of a program: each thread holds a few dozen numbers of a row."""
+    return 16 if width > 4096 else 8 if width >= 2048 else 4
 
 
 @triton.jit
@@ -84,7 +88,7 @@ def forward(
     launch(
         _forward, (count,), rows, more, weight, out, total, rstd, rows.stride(0), more.stride(0),
         width, eps, RESIDUAL=residual is not None, BLOCK=power_of_2(width),
-        num_warps=8 if width >= _WIDE else 4,
+        num_warps=_warps(width),
     )  # fmt: skip
     return out, rstd, total
 
@@ -102,6 +106,6 @@ def backward(
     launch(
         _backward, (programs if count else 0,), grads, others, rows, weight, rstd, grad_x, partial,
         grads.stride(0), others.stride(0), rows.stride(0), width, count, -(-count // programs),
-        MORE=more is not None, BLOCK=power_of_2(width), num_warps=8 if width >= _WIDE else 4,
+        MORE=more is not None, BLOCK=power_of_2(width), num_warps=_warps(width),
     )  # fmt: skip
     return grad_x, partial.sum(0).to(weight.dtype)

@@ -80,6 +80,14 @@ def _(kv: Tensor, key: Tensor, cos: Tensor, sin: Tensor, nope: int) -> tuple[Ten
     return keys, kv.new_empty((*heads, kv.shape[-1] - nope))
 
 
+def _mla_gradients(
+    grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, nope: int
+) -> tuple[Tensor, Tensor]:
+    grad_kv = torch.cat((grad_keys[..., :nope], grad_values), -1)
+    shared = grad_keys[..., nope:].sum(2, keepdim=True)
+    return grad_kv, reference.rotate(shared, cos, -sin, True).squeeze(2)
+
+
 @torch.library.custom_op("flopwright::mla_key_value_backward", mutates_args=())
 def mla_key_value_backward(
     grad_keys: Tensor, grad_values: Tensor, cos: Tensor, sin: Tensor, nope: int
@@ -89,9 +97,7 @@ def mla_key_value_backward(
         import flopwright.kernels.rope.kernel as kernel
 
         return kernel.mla_key_value_backward(grad_keys, grad_values, cos, sin, nope)
-    grad_kv = torch.cat((grad_keys[..., :nope], grad_values), -1)
-    shared = grad_keys[..., nope:].sum(2, keepdim=True)
-    return grad_kv, reference.rotate(shared, cos, -sin, True).squeeze(2)
+    return _mla_gradients(grad_keys, grad_values, cos, sin, nope)
 
 
 @mla_key_value_backward.register_fake
@@ -112,7 +118,8 @@ def _backward_mla(
     ctx: Any, grad_keys: Tensor, grad_values: Tensor
 ) -> tuple[Tensor, Tensor, None, None, None]:
     cos, sin = ctx.saved_tensors
-    grads = mla_key_value_backward(grad_keys, grad_values, cos, sin, ctx.nope)
+    back = mla_key_value_backward if runs_triton("rope", grad_keys) else _mla_gradients
+    grads = back(grad_keys, grad_values, cos, sin, ctx.nope)
     return (*grads, None, None, None)
 
 

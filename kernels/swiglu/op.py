@@ -86,6 +86,9 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     gate, up = ctx.saved_tensors
+    # In plain torch what stands for a moment stands in sight of whoever counts memory.
+    if not runs_triton("swiglu", grad):
+        return gradients(grad, gate, up)
     found: tuple[Tensor, Tensor] = swiglu_backward(grad, gate, up)
     return found
 
@@ -96,6 +99,8 @@ def _setup_packed(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
 
 def _backward_packed(ctx: Any, grad: Tensor) -> Tensor:
     (gate_up,) = ctx.saved_tensors
+    if not runs_triton("swiglu", grad):
+        return torch.cat(gradients(grad, *gate_up.chunk(2, -1)), -1)
     out: Tensor = swiglu_packed_backward(grad, gate_up)
     return out
 
