@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flopwright.kernels.newton_schulz import cost as kernel
 from flopwright.models.optim.adamw.cost import add_rows
 from flopwright.ops import BlockCost, CostBuilder, OpKind, Phase
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.parameters import ParamTensor
 from flopwright.spec.workload import Precision
 
-ITERATIONS = 5
+ITERATIONS = kernel.ITERATIONS
 STATES = 1  # momentum
 _WIDE = frozenset({"fp32", "fp64"})
 
@@ -52,8 +53,7 @@ def matrices_of(param: ParamTensor) -> Matrices:
 
 def newton_schulz_flops(rows: int, columns: int) -> float:
     """Returns 5 * (4 * A^2 * B + 2 * A^3), A <= B: X X^T, its square, and times X."""
-    a, b = sorted((rows, columns))
-    return ITERATIONS * (4.0 * a * a * b + 2.0 * a**3)
+    return kernel.newton_schulz_flops(rows, columns)
 
 
 def _orthogonalise(cost: CostBuilder, group: Matrices, dtype: str) -> None:

@@ -17,11 +17,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from flopwright.models.optim.muon.cost import ITERATIONS
+from flopwright.kernels.newton_schulz.op import newton_schulz as iterate
 
-# x -> a x + b x^3 + c x^5 on singular values (Keller Jordan, "Muon", 2024).
-COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
-SMALLEST_NORM: Final = 1e-7
 RMS: Final = 0.2
 # Matrices iterated on together: more would only cost memory.
 _STACK_NUMBERS: Final = 2**27
@@ -44,24 +41,8 @@ def newton_schulz(matrices: Tensor) -> Tensor:
 
     It is computed in the dtype of the matrices. A matrix of zeros stays one.
     """
-    a, b, c = COEFFICIENTS
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
-    if x.ndim == 2:
-        x = x / x.norm().clamp(min=SMALLEST_NORM)
-        for _ in range(ITERATIONS):
-            gram = x @ x.T
-            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-        return x.mT if tall else x
-    shape = x.shape
-    x = x.reshape(-1, *shape[-2:])
-    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    x = x / norm.clamp(min=SMALLEST_NORM)
-    for _ in range(ITERATIONS):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    x = x.view(shape)
-    return x.mT if tall else x
+    found: Tensor = iterate(matrices)
+    return found
 
 
 def orthogonalise(matrices: Sequence[Tensor]) -> list[Tensor]:

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flopwright.errors import InputError, Violation
 from flopwright.kernels.attention.max_logit import max_logit
+from flopwright.kernels.attention.op import attention_with_max
 from flopwright.models.saving import running_again
 from flopwright.models.transformer.module import Stage
 from flopwright.spec.model import GqaAttention, MlaAttention
@@ -90,15 +91,16 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = func._schema.name
-        if name in _ATTENTION_OPS:
-            q, k, _, scale, *rest = args
-            if name == _BLOCK_OP:
-                seen = max_logit(q, k, scale, causal=rest[0])
-            else:
-                seen = max_logit(q, k, scale, *rest)
-            before = self._maxima.get(self._layer, seen)
-            self._maxima[self._layer] = torch.maximum(before, seen)
-        return func(*args, **(kwargs or {}))
+        if name not in _ATTENTION_OPS:
+            return func(*args, **(kwargs or {}))
+        if name == _BLOCK_OP:
+            q, k, _, scale, causal = args
+            found, seen = func(*args), max_logit(q, k, scale, causal=causal)
+        else:  # a kernel that finds the maximum on its way makes no second pass
+            *found, seen = attention_with_max(*args)
+        before = self._maxima.get(self._layer, seen)
+        self._maxima[self._layer] = torch.maximum(before, seen)
+        return tuple(found)
 
 
 def row_factors(

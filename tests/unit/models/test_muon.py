@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from flopwright.kernels.newton_schulz.reference import COEFFICIENTS
 from flopwright.models.optim.muon.cost import compute_dtype, matrices_of
 from flopwright.models.optim.muon.layout import matrix_layouts
 from flopwright.models.optim.muon.module import (
-    COEFFICIENTS,
     blend_,
     newton_schulz,
     orthogonalise,
