@@ -24,6 +24,7 @@ LOOP_SCHEMA_VERSION: Final = 1
 
 
 PhaseName = Literal["generation", "update"]
+Who = Literal["all", "generation", "update"]
 # What a byte is counted for: a GPU's own memory, a node's otherwise.
 PER: Final[dict[str, str]] = {"hbm": "a GPU", "dram": "a node", "nvme": "a node"}
 PLACE_WORDS: Final[dict[str, str]] = {
@@ -115,7 +116,7 @@ class Budget(Spec):
 
     place: Place
     phase: PhaseName
-    gpus: Literal["all", "generation", "update"] = "all"
+    gpus: Who = "all"
     holds: dict[str, Bytes] = Field(default_factory=dict)
     limit_bytes: Bytes = Field(alias="limit")
 

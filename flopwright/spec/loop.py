@@ -8,7 +8,7 @@ instances, other shares of the GPUs and other places for caches and training sta
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
@@ -23,7 +23,8 @@ from flopwright.spec.load import (
     catalog_names,
 )
 from flopwright.spec.model import ModelSpec
-from flopwright.spec.rollout import ROLLOUT_CATALOG, RolloutScenario
+from flopwright.spec.phases import MAX_SEQ_LEN
+from flopwright.spec.rollout import ROLLOUT_CATALOG, RolloutScenario, with_stop_fraction
 from flopwright.spec.rollouts.engine_served import (
     CacheType,
     EngineSoftware,
@@ -33,7 +34,7 @@ from flopwright.spec.rollouts.engine_served import (
 )
 from flopwright.spec.scenario import SearchSpace
 from flopwright.spec.validate import validate
-from flopwright.spec.workload import MAX_SEQ_LEN, Optimizer, Precision
+from flopwright.spec.workload import Optimizer, Precision
 from flopwright.spec.yaml_lines import Document, parse_yaml
 from flopwright.units import Bytes, Seconds
 
@@ -93,7 +94,9 @@ class LoopRound(RolloutScenario):
     def _possible(self) -> Self:
         if self.decode is None and self.engine is None:
             return self
-        return super()._possible()  # type: ignore[misc]
+        parent: Any = super()
+        checked: Self = parent._possible()
+        return checked
 
 
 class Training(Spec):
@@ -269,6 +272,17 @@ def load_loop_scenario(name_or_path: str | Path) -> LoopScenario:
 def loop_scenario_from_text(text: str, file: str = "loop.yaml") -> LoopScenario:
     """Returns a loop from YAML text; raises as `load_loop_scenario` does."""
     return loop_from(parse_yaml(text, file))
+
+
+def at_stop_fraction(loop: LoopScenario, stop_fraction: float) -> LoopScenario:
+    """Returns the loop with one lambda, which is not searched.
+
+    Raises:
+        InputError: lambda outside [0.01, 1].
+    """
+    rollout = with_stop_fraction(loop.rollout, stop_fraction)
+    search = loop.search.model_copy(update={"stop_fraction": (stop_fraction,)})
+    return loop.model_copy(update={"rollout": rollout, "search": search})
 
 
 def is_loop(name_or_path: str | Path) -> bool:

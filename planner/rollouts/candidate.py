@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from flopwright.errors import InputError, Violation
-from flopwright.plan.loop import Budget, GenerationPlan, HandOver, UpdatePlan
+from flopwright.plan.loop import Budget, GenerationPlan, HandOver, PhaseName, UpdatePlan, Who
 from flopwright.planner.rollouts.bounds import Work, most_per_s, work_of
 from flopwright.planner.rollouts.choices import Choice
 from flopwright.planner.rollouts.engines import Served
@@ -18,7 +18,6 @@ from flopwright.spec.loop import LoopScenario, Place
 from flopwright.spec.rollout import RolloutScenario
 from flopwright.spec.rollouts.policy import HostTier, Throttle
 from flopwright.spec.rollouts.scenario import Switch, Update, WeightSync
-from flopwright.units import format_bytes
 
 PIPELINED: Final = ("one_step_off", "async")
 _WIRE: Final = 0.8  # share of the host link's paper rate that caches move at
@@ -47,7 +46,7 @@ class Candidate:
     def generation_plan(self) -> GenerationPlan:
         """The generating side as it stands in a plan file."""
         c = self.choice
-        return GenerationPlan(
+        plan = GenerationPlan(
             gpus=c.generation_gpus,
             instances=c.instances,
             gpus_per_instance=c.gpus_per_instance,
@@ -55,9 +54,9 @@ class Candidate:
             ep=c.ep,
             slots_per_instance=c.slots or None,
             stop_fraction=c.stop_fraction,
-            host_pool=format_bytes(c.host_pool_bytes),
             throttled=c.throttled,
         )
+        return plan.model_copy(update={"host_pool_bytes": c.host_pool_bytes})
 
     @property
     def update_plan(self) -> UpdatePlan:
@@ -255,8 +254,8 @@ def _memory(
     both = {"system": loop.hosts.reserved_bytes, "other models": -(-held // nodes)}
     states = {"training states": update.state_bytes} if colocated else {}
     pool = {"kv_pool": choice.host_pool_bytes}
-    who = "all" if colocated else "generation"
-    trains = "all" if colocated else "update"
+    who: Who = "all" if colocated else "generation"
+    trains: Who = "all" if colocated else "update"
     found = []
     if served is not None:
         resident = _resident(choice, update)
@@ -278,7 +277,9 @@ def _memory(
     return tuple(found)
 
 
-def _budget(place: str, phase: str, gpus: str, holds: dict[str, int], limit: int) -> Budget:
+def _budget(
+    place: Place, phase: PhaseName, gpus: Who, holds: dict[str, int], limit: int
+) -> Budget:
     return Budget.model_construct(
         place=place,
         phase=phase,

@@ -22,12 +22,12 @@ from flopwright.spec.loop import LoopScenario, Serving
 from flopwright.spec.rollouts.engine import EngineModel
 from flopwright.spec.rollouts.engine_served import EngineShape, ServedModel
 from flopwright.spec.rollouts.weight_sync import WeightSyncPlan
-from flopwright.units import show_bytes
+from flopwright.units import format_bytes, show_bytes
 
 # Instances tried without a bound of their own: a larger one is several nodes of lockstep.
 _MOST_GPUS: Final = 64
 _SOFTWARE: Final = "vllm"
-_BUCKET_BYTES: Final = 8 * 2**30  # checkpoint-engine's default, arXiv 2507.20534 appendix G
+_BUCKET: Final = "8 GiB"  # checkpoint-engine's default, arXiv 2507.20534 appendix G
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +79,18 @@ class Served:
     def sync_s(self, choice: Choice, update_gpus: int) -> float:
         """Returns the seconds until all instances hold new weights, in pipelined buckets."""
         assert self.loop.cluster is not None
-        plan = WeightSyncPlan(
-            path="broadcast",
-            weight_bytes=int(model_bytes(self.model)),
-            tensors=sum(count * matrix.stack for count, matrix in all_matrices(self.model)),
-            bucket_bytes=_BUCKET_BYTES,
-            source="host" if choice.layout == "colocated" else "gpu",
-            senders=update_gpus,
-            receivers=choice.instances * choice.gpus_per_instance,
-            engine_ranks=choice.gpus_per_instance,
-            pipelined=True,
-        )
+        given = {
+            "path": "broadcast",
+            "weights": format_bytes(int(model_bytes(self.model))),
+            "tensors": sum(count * matrix.stack for count, matrix in all_matrices(self.model)),
+            "bucket": _BUCKET,
+            "source": "host" if choice.layout == "colocated" else "gpu",
+            "senders": update_gpus,
+            "receivers": choice.instances * choice.gpus_per_instance,
+            "engine_ranks": choice.gpus_per_instance,
+            "pipelined": True,
+        }
+        plan = WeightSyncPlan.model_validate(given)
         return sync_time(plan, self.loop.cluster).sync_s
 
 

@@ -8,6 +8,7 @@ from flopwright.errors import Violation
 from flopwright.plan.loop import LoopPlan
 from flopwright.planner.rollouts.outcome import Outcome
 from flopwright.spec.base import Spec
+from flopwright.spec.rollout import RolloutScenario
 
 
 class RankedLoop(Spec):
@@ -16,12 +17,14 @@ class RankedLoop(Spec):
     Attributes:
         words: its choice in short.
         plan: both layouts, their hand-over and what lies where.
+        scenario: its round, complete in numbers.
         kv_capacity_tokens: of an instance alone on its GPUs, where it was priced.
     """
 
     words: str
     plan: LoopPlan = Field(repr=False)
     outcome: Outcome
+    scenario: RolloutScenario = Field(repr=False)
     kv_capacity_tokens: int | None = None
 
 

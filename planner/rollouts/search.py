@@ -261,11 +261,13 @@ def _result(state: _Search, left: int, top_k: int, seconds: float) -> LoopResult
 
 def _ranked(state: _Search, index: int, binds: dict[str, float]) -> RankedLoop:
     made, found = state.candidates[index], state.outcomes[index]
+    assert made.scenario is not None
     served_by = state.engines[Shape(made.choice.gpus_per_instance, made.choice.tp, made.choice.ep)]
     return RankedLoop(
         words=words(made.choice),
         plan=loop_plan(state.loop, made, found, binds),
         outcome=found,
+        scenario=made.scenario,
         kv_capacity_tokens=None if served_by is None else served_by.engine.kv_capacity_tokens,
     )
 

@@ -144,7 +144,7 @@ def _rounded(batch: int) -> int:
 
     A packed batch may be padded to any number of sequences.
     """
-    unit = max(1, 2 ** (batch.bit_length() - 3))
+    unit = 1 << max(0, batch.bit_length() - 3)
     return max(1, round(batch / unit)) * unit
 
 

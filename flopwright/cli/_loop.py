@@ -1,0 +1,158 @@
+"""Parts of `flopwright rollouts` that plan a loop: search, campaign, trace, plan file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from flopwright.errors import InputError, Violation
+
+if TYPE_CHECKING:
+    from flopwright.planner.rollouts.result import LoopResult, RankedLoop
+    from flopwright.simulator.rollouts.record import RoundRecord
+    from flopwright.spec.loop import LoopScenario
+    from flopwright.spec.rollout import RolloutScenario
+
+EXIT_DOES_NOT_FIT = 1
+# Rounds before the one that is drawn: parked attempts are there, and logs stay small.
+_ROUNDS_BEFORE_LOG = 2
+
+
+def logged_round(scenario: RolloutScenario, seed: int) -> RoundRecord:
+    """Returns a round with its log, a few rounds after the start."""
+    from flopwright.simulator.rollouts.rounds import simulate_rounds
+
+    return simulate_rounds(scenario, _ROUNDS_BEFORE_LOG + 1, seed, log=True)[-1]
+
+
+def write_trace(path: Path, scenario: RolloutScenario, record: RoundRecord) -> None:
+    """Writes a round as a Chrome trace, compressed where the name ends in .gz."""
+    from flopwright.report.trace import trace_bytes
+    from flopwright.simulator.calibration.files import write_atomically
+    from flopwright.simulator.rollouts.round_trace import round_trace
+
+    data = round_trace(record, name=scenario.name)
+    write_atomically(path, trace_bytes(data, zipped=path.suffix == ".gz"))
+
+
+def plan_loop(
+    loop: LoopScenario,
+    *,
+    rounds: int | None,
+    seed: int | None,
+    time_limit_s: float | None,
+    top: int,
+    out: Path | None,
+    png: Path | None,
+    trace: Path | None,
+    as_json: bool,
+    progress: Any,
+) -> None:
+    """Searches a loop, prints what was found and writes the files asked for."""
+    from flopwright.planner.rollouts.search import search_loop
+    from flopwright.planner.rollouts.text import search_lines
+
+    with progress("choices", as_json) as advance:
+        result = search_loop(
+            loop, rounds=rounds, seed=seed, time_limit_s=time_limit_s, top_k=top, progress=advance
+        )
+    if result.best is not None:
+        _write(result, result.best, out, png, trace)
+    if as_json:
+        typer.echo(json.dumps(search_data(result)))
+    else:
+        lines = [*search_lines(result), "", "assumed:"]
+        lines += [f"  {text.replace(': assumed: ', ': ', 1)}" for text in result.assumptions]
+        typer.echo("\n".join(lines))
+        for path in (out, png, trace):
+            if path is not None and result.best is not None:
+                typer.echo(f"wrote {path}")
+    if result.best is None:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _write(
+    result: LoopResult, best: RankedLoop, out: Path | None, png: Path | None, trace: Path | None
+) -> None:
+    from flopwright.planner.rollouts.figure import search_png
+    from flopwright.simulator.calibration.files import write_atomically
+    from flopwright.spec.load import dump_yaml
+
+    if out is not None:
+        header = f"{best.words}\nMade by flopwright rollouts; do not edit: hashes are checked."
+        write_atomically(out, dump_yaml(best.plan, header).encode())
+    if png is None and trace is None:
+        return
+    scenario = best.scenario
+    record = logged_round(scenario, best.outcome.report.seed)
+    if png is not None:
+        write_atomically(png, search_png(result, record, scenario.kv_capacity_tokens))
+    if trace is not None:
+        write_trace(trace, scenario, record)
+
+
+def search_data(result: LoopResult) -> dict[str, Any]:
+    """Returns a search as plain data; the scenario and single rounds stand once or not at all."""
+    data = result.to_data()
+    data["complete"] = result.complete
+    for group in ("ranked", "front"):
+        for place, entry in enumerate(data.get(group, [])):
+            entry.pop("scenario")
+            entry["plan"].pop("scenario")
+            report = entry["outcome"].pop("report")
+            if group == "ranked" and place == 0:
+                report.pop("rounds")
+                entry["outcome"]["report"] = report
+    data["infeasible"] = [
+        entry.to_data() | {"violations": [v.as_dict() for v in entry.violations]}
+        for entry in result.infeasible
+    ]
+    return data
+
+
+def run_campaign(
+    scenario: RolloutScenario,
+    *,
+    rounds: int | None,
+    growth: float,
+    seed: int | None,
+    png: Path | None,
+    as_json: bool,
+    progress: Any,
+) -> None:
+    """Compares fixed concurrencies with a throttle over rounds whose lengths grow."""
+    from flopwright.planner.rollouts.campaign import campaign
+    from flopwright.planner.rollouts.figure import campaign_png
+    from flopwright.planner.rollouts.text import campaign_lines
+    from flopwright.simulator.calibration.files import write_atomically
+
+    with progress("policies", as_json) as advance:
+        found = campaign(
+            scenario, rounds=rounds or 100, growth=growth, seed=seed, progress=advance
+        )
+    if png is not None:
+        write_atomically(png, campaign_png(found))
+    if as_json:
+        data = found.to_data() | {"behind": found.behind, "worst_round": found.worst_round}
+        data |= {"storm": found.storm, "fixed_behind": found.fixed_behind}
+        typer.echo(json.dumps(data | {"first_best": found.first_best.name}))
+        return
+    typer.echo("\n".join(campaign_lines(found)))
+    if png is not None:
+        typer.echo(f"\nwrote {png}")
+
+
+def check_growth(growth: float | None, *, campaign: bool) -> None:
+    """Refuses a growth without a campaign, or one that no campaign can have."""
+    if growth is None:
+        return
+    if not campaign:
+        rule, fix = "is the growth of a campaign, and none was asked for", "add --campaign"
+    elif not 0.01 <= growth <= 1000:
+        rule, fix = "must be between 0.01 and 1000", "8 for lengths that grow eightfold"
+    else:
+        return
+    raise InputError(Violation(field="--growth", value=f"{growth:g}", rule=rule, nearest_fix=fix))
