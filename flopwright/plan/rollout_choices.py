@@ -104,7 +104,7 @@ def limit_after_preemption(running: int, decrease: float) -> float:
 def limit_after_completion(
     limit: float, increase: float, queued: int, used: int, low: int
 ) -> float:
-    """Returns the throttle's limit after a completion: more, while others wait and cache is free."""
+    """Returns the throttle's limit after a completion: more, if others wait and cache is free."""
     return limit + increase if queued > 0 and used < low else limit
 
 

@@ -17,7 +17,8 @@ import simpy
 
 from flopwright.plan import rollout_choices as policy
 from flopwright.simulator.rollouts import state as st
-from flopwright.simulator.rollouts.instance import Attempt, Instance, Queue
+from flopwright.simulator.rollouts.attempt import Attempt, Queue
+from flopwright.simulator.rollouts.instance import Instance
 from flopwright.simulator.rollouts.state import EventLog, PhaseResult, PhaseState
 
 _BY_INSTANCE: Final = 2**40  # behind every attempt in the order of events at one time
@@ -96,7 +97,7 @@ class Phase:
     # ---- completions ---------------------------------------------------------------------
 
     def finish(self, done: list[Attempt], now_s: float) -> None:
-        """Counts attempts that finished in one step, oldest first; ends the phase if that was it."""
+        """Counts attempts that finished in one step, oldest first; may end the phase."""
         state = self.state
         for a in done:
             counted = policy.counts_now(state.rules.strict, self.over)
@@ -260,6 +261,7 @@ def generate(state: PhaseState, log: bool = False) -> PhaseResult:
     assert phase.over or state.rules.budget, "a phase stalled"
     phase.close(end_s)
     for a in phase.attempts:
+        a.status = st.PARKED if a.status == st.SPENT_UP else a.status
         a.write(state)
     state.servers[:] = sorted(phase.servers)
     state.limits[:] = [i.limit for i in phase.instances]

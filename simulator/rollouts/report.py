@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from pydantic import Field
@@ -12,7 +12,7 @@ from pydantic import Field
 from flopwright.plan.rollout import stop_count
 from flopwright.report.metrics import RoundMetrics
 from flopwright.simulator.rollouts import closed_forms
-from flopwright.simulator.rollouts.lengths import Floats, Ints
+from flopwright.simulator.rollouts.lengths import Floats, Ints, clip_share
 from flopwright.simulator.rollouts.record import RoundRecord
 from flopwright.spec.base import Spec
 from flopwright.spec.rollout import RolloutScenario
@@ -20,12 +20,20 @@ from flopwright.spec.rollout import RolloutScenario
 WARMUP_SPANS: Final = 5  # rounds thrown away, in units of E[J] = 1 / lambda
 _CURVE_POINTS: Final = 200
 
-ASSUMPTIONS: Final = (
-    "prefill and the resumption of parked attempts take no time of their own",
-    "KV is not preempted: times are a lower bound where the peak passes the capacity",
-    "rewards and environments take no time",
-    "lengths are independent, also within a prompt",
-)
+
+def assumptions_of(scenario: RolloutScenario) -> tuple[str, ...]:
+    """Returns what the rounds leave out because the scenario says nothing of it."""
+    prefill = scenario.prefill or (scenario.engine and scenario.engine.prefill)
+    said = (
+        (prefill, "prefill and the resumption of parked attempts take no time of their own"),
+        (scenario.kv_capacity_tokens, "the cache is never short: KV capacity is not given"),
+        (
+            scenario.agent or scenario.reward.kind != "none",
+            "rewards and environments take no time",
+        ),
+        (scenario.group_correlation, "lengths are independent, also within a prompt"),
+    )
+    return tuple(text for given, text in said if not given)
 
 
 class RoundReport(Spec):
@@ -47,6 +55,17 @@ class RoundReport(Spec):
             those not complete has not started.
         kv_peak_bytes: of the fullest instance; parked_bytes: at the end of the mean round,
             over all instances, prompts included.
+        prefill_share: of the instances' time in generation that prefills took.
+        recomputed_tokens: prefilled again in the mean round, because their cache was lost.
+        evictions: caches of waiting attempts that lost their place, in the mean round.
+        host_peak_bytes: of all host pools together at their fullest.
+        tool_wait_s: mean seconds a tool call waited for a free sandbox.
+        dropped_share: of generated tokens, thrown away for age or because they were cut off.
+        masked_share: of the tokens trained on, too old to count in the loss.
+        clipped_share: of completions, at the cap of their law (by the law itself).
+        at_budget_share, verbose_share: of completions, at the effort budget, and beyond the
+            verbosity limit.
+        token_staleness: histogram: tokens trained on by versions behind.
         completion_curve: (seconds since the phase began, share of the attempts in flight that
             is complete), of the last round; the parked ones never appear.
         closed_forms: what theory says of the steady state, by name.
@@ -71,6 +90,17 @@ class RoundReport(Spec):
     kv_capacity_bytes: int | None = None
     parked_attempts: int
     parked_bytes: int
+    prefill_share: float = 0.0
+    recomputed_tokens: int = 0
+    evictions: int = 0
+    host_peak_bytes: int = 0
+    tool_wait_s: float = 0.0
+    dropped_share: float = 0.0
+    masked_share: float = 0.0
+    clipped_share: float = 0.0
+    at_budget_share: float = 0.0
+    verbose_share: float = 0.0
+    token_staleness: dict[int, int] = Field(default_factory=dict)
     completion_curve: tuple[tuple[float, float], ...]
     closed_forms: dict[str, float]
     assumptions: tuple[str, ...]
@@ -138,8 +168,36 @@ def round_report(
         parked_bytes=round(parked * per_token),
         completion_curve=_curve(records[-1].finish_s, scenario.num_attempts),
         closed_forms=theory(scenario),
-        assumptions=ASSUMPTIONS + assumed(scenario),
+        assumptions=assumptions_of(scenario) + assumed(scenario),
+        **_pressure(scenario, records),
     )
+
+
+def _pressure(scenario: RolloutScenario, records: Sequence[RoundRecord]) -> dict[str, Any]:
+    """Returns what short caches, tools, age limits and budgets did, over all rounds."""
+    phases, count = [r.phase for r in records], len(records)
+    completed = max(1, sum(r.metrics.completed for r in records))
+    generated = max(1, sum(r.metrics.generated_tokens for r in records))
+    engine_s = sum(p.end_s for p in phases) * scenario.instances
+    lags: dict[int, int] = {}
+    for record in records:
+        for lag, tokens in record.trained_token_lags.items():
+            lags[lag] = lags.get(lag, 0) + tokens
+    host = max(p.host_peak for p in phases) * scenario.kv_bytes_per_token
+    return {
+        "prefill_share": sum(p.prefill_s for p in phases) / engine_s if engine_s > 0 else 0.0,
+        "recomputed_tokens": round(sum(p.recomputed_tokens for p in phases) / count),
+        "evictions": round(sum(p.evictions for p in phases) / count),
+        "host_peak_bytes": round(host),
+        "tool_wait_s": sum(p.tool_wait_s for p in phases)
+        / max(1, sum(p.tool_calls for p in phases)),
+        "dropped_share": sum(r.dropped_tokens for r in records) / generated,
+        "masked_share": sum(r.masked_tokens for r in records) / max(1, sum(lags.values())),
+        "clipped_share": clip_share(scenario.lengths),
+        "at_budget_share": sum(r.at_budget for r in records) / completed,
+        "verbose_share": sum(r.verbose for r in records) / completed,
+        "token_staleness": dict(sorted(lags.items())),
+    }
 
 
 def assumed(scenario: RolloutScenario) -> tuple[str, ...]:
@@ -171,6 +229,7 @@ def mean_round(metrics: Sequence[RoundMetrics]) -> RoundMetrics:
         generated_tokens=round(generated / count),
         kv_peak_tokens=max(m.kv_peak_tokens for m in metrics),
         parked_tokens=round(sum(m.parked_tokens for m in metrics) / count),
+        preemptions=round(sum(m.preemptions for m in metrics) / count),
         staleness=dict(sorted(staleness.items())),
     )
 
