@@ -76,7 +76,12 @@ class _Trainer:
             fresh = [d for d in self.done if self.version - d[2] <= max_lag]
             self.dropped += len(self.done) - len(fresh)
             self.done = fresh
-        self.done.sort(key=lambda d: d[1] if order == "submission" else d[0])
+        # Who waits for the old takes them first: by the admission no more than a batch of
+        # them can reach the limit together.
+        if rule == "wait":
+            self.done.sort(key=lambda d: (d[2], d[0]))
+        else:
+            self.done.sort(key=lambda d: d[1] if order == "submission" else d[0])
         batch = self.done[: self.batch]
         if len(batch) < self.batch:
             return

@@ -139,6 +139,8 @@ class Flight:
         if rule.rule != "wait":
             return np.zeros(len(index), dtype=np.int64)
         assert rule.max_versions is not None
+        if rule.max_versions == 0:  # whatever starts must end
+            return np.ones(len(index), dtype=np.int64)
         samples = self.scenario.samples_per_prompt
         late = np.zeros(len(prompts), dtype=bool)
         old = policy.too_old(self.rows[:, st.FIRST], self.version + 1, rule.max_versions)

@@ -40,13 +40,19 @@ class LengthStream:
         seed: same seed, same lengths; how many are drawn at a time changes nothing.
         samples: attempts of a prompt; they are submitted one after the other.
         correlation: share of the variance of the normal score that the prompt decides.
+        rng: where draws come from, in place of a generator of its own.
     """
 
     def __init__(
-        self, lengths: LengthSpec, seed: int, samples: int = 1, correlation: float = 0.0
+        self,
+        lengths: LengthSpec,
+        seed: int = 0,
+        samples: int = 1,
+        correlation: float = 0.0,
+        rng: np.random.Generator | None = None,
     ) -> None:
         self._lengths = lengths
-        self._rng = np.random.default_rng([seed, 0x6C656E])
+        self._rng = rng or np.random.default_rng([seed, 0x6C656E])
         self._prompts = np.random.default_rng([seed, 0x70726F])
         self._samples = samples
         self._correlation = correlation
@@ -85,7 +91,7 @@ class LengthStream:
         return self._whole(quantile_of_score(self._lengths, z), factor)
 
     def _whole(self, raw: Floats, factor: float) -> Ints:
-        end = longest(self._lengths) or _LONGEST
+        end = self._lengths.cap or _LONGEST
         grown = raw if factor == 1.0 else raw * factor
         return np.clip(np.ceil(grown), 1, end).astype(np.int64)
 

@@ -7,6 +7,7 @@ N * K; those that a round cuts off keep their tokens and go first in the next on
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -73,8 +74,8 @@ class _Loop:
         if hook is not None:
             self._tell(hook, time_s)
         record = self._record(result, before, time_s, trained, tokens)
-        self._turn(record, sum(time_s.values()))
-        return record
+        dropped, lost = self._turn(sum(time_s.values()))
+        return replace(record, dropped=dropped, dropped_tokens=lost)
 
     def _reward_s(self, result: PhaseResult, trained: Ints) -> float:
         rows, samples = self.flight.rows, self.scenario.samples_per_prompt
@@ -93,13 +94,11 @@ class _Loop:
             hook(name, at_s, at_s + seconds)
             at_s += seconds
 
-    def _turn(self, record: RoundRecord, elapsed_s: float) -> None:
-        """Lets the other phases pass, in which tools go on and verdicts are written."""
+    def _turn(self, elapsed_s: float) -> tuple[int, int]:
+        """Lets the round pass, tools going on; returns attempts and tokens thrown away."""
         self.now_s += elapsed_s
         self.judges.pass_time(elapsed_s)
-        dropped, tokens = self.flight.turn_version(elapsed_s)
-        object.__setattr__(record, "dropped", dropped)
-        object.__setattr__(record, "dropped_tokens", tokens)
+        return self.flight.turn_version(elapsed_s)
 
     def _record(
         self,

@@ -6,7 +6,7 @@ sees plain arrays. Times are seconds since the phase began.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -202,4 +202,3 @@ class PhaseResult:
     decoded_tokens: int = 0
     events: int = 0
     log: EventLog | None = None
-    kv_curve: tuple[tuple[float, float], ...] = field(default=())

@@ -146,9 +146,7 @@ class Workload:
 
 def draw_tokens(lengths: LengthSpec, rng: np.random.Generator, count: int) -> Ints:
     """Returns whole numbers of a law, at least 1, from a given generator."""
-    stream = LengthStream(lengths, 0)
-    stream._rng = rng
-    return stream.draw(count)
+    return LengthStream(lengths, rng=rng).draw(count)
 
 
 def draw_seconds(law: TimeLaw, rng: np.random.Generator, count: int) -> Floats:

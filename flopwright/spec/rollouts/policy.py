@@ -81,10 +81,10 @@ class Throttle(Spec):
     every completion while the queue is not empty and use is below `low`.
     """
 
-    high: float = Field(default=0.9, gt=0, le=1)
-    low: float = Field(default=0.8, ge=0, le=1)
+    high: float = Field(default=0.95, gt=0, le=1)
+    low: float = Field(default=0.9, ge=0, le=1)
     start: Count | None = None
-    decrease: float = Field(default=0.75, gt=0, lt=1)
+    decrease: float = Field(default=0.9, gt=0, lt=1)
     increase: float = Field(default=1.0, gt=0, le=1000)
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
@@ -206,6 +207,8 @@ class RolloutScenario(Grown):
                 return max(self.agent.max_context, self.prompt_tokens + 1)
             return None
         most = longest(self.lengths)
+        if most is not None and self.lengths.cap is None and self.drift.per_round > 1:
+            most = math.ceil(most * self.drift.at_most)
         if self.effort is not None:
             most = min(most or self.effort.tokens, self.effort.tokens)
         return None if most is None else self.prompt_tokens + most
