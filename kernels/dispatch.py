@@ -38,8 +38,9 @@ _NOT_MEASURED: Final = "not measured on a GPU: "
 # Products of matrices are the vendors' best-kept kernels; the others write or read less than
 # what torch composes.
 PRIOR: Final[dict[str, Choice]] = {
-    "attention": Choice(
-        "triton", _NOT_MEASURED + "keeps what cost.py says and needs no second forward pass"
+    "attention": Choice("library", _NOT_MEASURED + "torch's flash kernel is FlashAttention-2"),
+    "attention_with_max": Choice(
+        "triton", _NOT_MEASURED + "finds the largest logits without a second pass"
     ),
     "grouped_gemm": Choice("library", _NOT_MEASURED + "torch._grouped_mm is CUTLASS"),
 }

@@ -20,7 +20,7 @@ from flopwright.kernels.attention import reference
 from flopwright.kernels.linear.reference import wide_dtype
 
 _ALIGNMENT: Final = 8  # head widths that the CUDA kernel takes are multiples of 8
-_FLASH_DTYPES: Final = (torch.bfloat16, torch.float16)
+FLASH_DTYPES: Final = (torch.bfloat16, torch.float16)
 
 
 def _pad(x: Tensor, width: int) -> Tensor:
@@ -37,7 +37,7 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _plain(q: Tensor) -> bool:
-    return q.is_cuda and q.dtype not in _FLASH_DTYPES
+    return q.is_cuda and q.dtype not in FLASH_DTYPES
 
 
 @torch.library.custom_op("flopwright::attention_block", mutates_args=())

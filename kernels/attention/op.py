@@ -1,9 +1,10 @@
 """Causal attention as an op: saves q, k, v, its output and the log-sum-exp of each row.
 
 CPU: torch's flash kernel, values padded to the query width where they differ. A GPU: our
-Triton kernels, or torch's memory-efficient one, whose backward pass runs the forward again
-because it keeps random states that this op does not save; with that choice sliding windows
-run the reference forward. float64 on a GPU runs the reference.
+Triton kernels, or torch's: its flash kernel in bf16 and fp16, else its memory-efficient one,
+whose backward pass runs the forward again because it keeps random states that this op does
+not save; with torch's kernels sliding windows run the reference forward. float64 on a GPU runs
+the reference.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flopwright.kernels.attention import reference
+from flopwright.kernels.attention.block import (
+    FLASH_DTYPES,
+    attention_block,
+    attention_block_backward,
+)
 from flopwright.kernels.attention.max_logit import max_logit
 from flopwright.kernels.dispatch import kernel_for, runs_triton
 from flopwright.kernels.linear.reference import wide_dtype
@@ -58,10 +64,18 @@ def attention(
     return _library(q, k, v, scale, window)
 
 
+def _flash(q: Tensor, window: int) -> bool:
+    """Returns whether torch's flash kernel for GPUs takes these queries."""
+    return q.is_cuda and q.dtype in FLASH_DTYPES and not 0 < window < q.shape[1]
+
+
 def _library(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
     mask = _visible(q, window)
     if q.is_cuda and (kernel_for("attention", q) == "reference" or mask is not None):
         return reference.attention(q, k, v, scale, window)
+    if _flash(q, window):
+        found: tuple[Tensor, Tensor] = attention_block(q, k, v, scale, True)
+        return found
     queries, keys, values = _prepared(q, k, v)
     if q.is_cuda:
         out, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
@@ -113,6 +127,11 @@ def attention_backward(
         import flopwright.kernels.attention.backward as kernel
 
         return kernel.backward(grad, q, k, v, out, lse, scale, window)
+    if kernel_for("attention", q) == "library" and _flash(q, window):
+        found: tuple[Tensor, Tensor, Tensor] = attention_block_backward(
+            grad, q, k, v, out, lse, scale, True
+        )
+        return found
     if q.is_cuda:  # float64, or a call that did not come through autograd
         return reference.attention_backward(grad, q, k, v, out, lse, scale, window)
     return _cpu_backward(grad, q, k, v, out, lse, scale, window)
@@ -155,7 +174,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, None, None]:
     q, k, v, out, lse = ctx.saved_tensors
     scale, window = ctx.scale, ctx.window
-    if q.is_cuda and kernel_for("attention", q) == "library":
+    again = kernel_for("attention", q) == "library" and not _flash(q, window)
+    if q.is_cuda and again:
         return (*recomputed_backward(grad, q, k, v, scale, window), None, None)
     return (*attention_backward(grad, q, k, v, out, lse, scale, window), None, None)
 
@@ -172,7 +192,7 @@ def attention_with_max(
     The Triton kernel finds the maximum on its way; other kernels make a second pass
     (`max_logit`). It saves what `attention` saves.
     """
-    if runs_triton("attention", q):
+    if runs_triton("attention_with_max", q):
         import flopwright.kernels.attention.kernel as kernel
 
         return kernel.forward(q, k, v, scale, window)

@@ -35,12 +35,12 @@ def _torchs(
     if 0 < window < seq:
         i = torch.arange(seq, device=q.device)
         mask = (i <= i.unsqueeze(1)) & (i > i.unsqueeze(1) - window)
-    heads_first = (t.transpose(1, 2) for t in (q, k, v))
     out = F.scaled_dot_product_attention(
-        *heads_first, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
-    )
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask,
+        is_causal=mask is None, scale=scale, enable_gqa=True,
+    )  # fmt: skip
     with torch.no_grad():
-        statistics = exact_attention(*(t.float() for t in (q, k, v)), scale, window)[1:]
+        statistics = exact_attention(q.float(), k.float(), v.float(), scale, window)[1:]
     return out.transpose(1, 2), *statistics
 
 

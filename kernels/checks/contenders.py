@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -50,9 +50,9 @@ class Case:
 
 @contextmanager
 def running(op: str, kernel: str) -> Iterator[None]:
-    """Makes an op run a kernel inside."""
+    """Makes an op, or several named in one text, run a kernel inside."""
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = f"{op}={kernel}"
+    os.environ[VARIABLE] = ",".join(f"{name}={kernel}" for name in op.split())
     try:
         yield
     finally:
@@ -62,14 +62,28 @@ def running(op: str, kernel: str) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def running_with(op: str, kernel: str, run: Run) -> Run:
-    """Returns the function with the op's kernel chosen for the time of a call."""
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A function whose op runs a given kernel, forward and, inside `chosen`, backward."""
 
-    def call(*inputs: Tensor) -> Tensor:
-        with running(op, kernel):
-            return run(*inputs)
+    op: str
+    kernel: str
+    run: Run
 
-    return call
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Returns the function's result."""
+        with running(self.op, self.kernel):
+            return self.run(*inputs)
+
+
+def chosen(run: Run) -> AbstractContextManager[None]:
+    """Returns what a contender's backward pass has to run inside."""
+    return running(run.op, run.kernel) if isinstance(run, Ours) else nullcontext()
+
+
+def running_with(op: str, kernel: str, run: Run) -> Ours:
+    """Returns the function with the op's kernel chosen."""
+    return Ours(op, kernel, run)
 
 
 def rows_of(add: Callable[[CostBuilder], None]) -> OpTable:

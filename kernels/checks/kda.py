@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +12,12 @@ from flopwright.kernels.checks.compare import Check
 from flopwright.kernels.checks.experts import draw
 from flopwright.kernels.kda import reference
 from flopwright.kernels.kda.op import kda
+
+
+def _run(
+    function: Callable[..., tuple[Tensor, Tensor]], a: tuple[Tensor, ...], k_width: int
+) -> tuple[Tensor, Tensor]:
+    return function(*a[:5], k_width**-0.5, a[5])
 
 
 def kda_check(
@@ -39,8 +47,8 @@ def kda_check(
     return Check(
         name=f"kda {shape} {widths} forgetting {forgetting:g}",
         op=op,
-        exact=lambda *a: reference.recurrent(*a[:5], k_width**-0.5, a[5]),
-        rival=lambda *a: reference.chunked(*a[:5], k_width**-0.5, a[5]),
+        exact=lambda *a: _run(reference.recurrent, a, k_width),
+        rival=lambda *a: _run(reference.chunked, a, k_width),
         tensors=(q, k, normal(2, v_width), decay, rate, state),
         wide=frozenset({3, 4, 5}),
         outputs=2,

@@ -5,6 +5,7 @@ Sizes are those of K2, K3 and Llama-70B; a trial divides them.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 
 import torch
@@ -47,7 +48,7 @@ from flopwright.ops import Phase
 
 def attention_cases(m: Maker) -> Iterator[Case]:
     """Yields K2's latent attention and Llama-70B's grouped queries."""
-    seq = m.size(4096, 32)
+    seq, both = m.size(4096, 32), "attention attention_with_max"
     for label, heads, groups, width, v_width in (("K2", 64, 64, 192, 128),
                                                  ("Llama-70B", 64, 8, 128, 128)):  # fmt: skip
         heads, groups = m.size(heads, 2), m.size(groups, 1)
@@ -65,16 +66,16 @@ def attention_cases(m: Maker) -> Iterator[Case]:
             return out
 
         def torchs(q: Tensor, k: Tensor, v: Tensor, scale: float = scale) -> Tensor:
-            first = (t.transpose(1, 2) for t in (q, k, v))
             return F.scaled_dot_product_attention(
-                *first, is_causal=True, scale=scale, enable_gqa=True
-            ).transpose(1, 2)
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
+                scale=scale, enable_gqa=True,
+            ).transpose(1, 2)  # fmt: skip
 
         yield Case(
             "attention", f"{label} {heads}/{groups} heads, {seq} tokens",
             {
                 "triton": running_with("attention", "triton", ours),
-                "triton with max": running_with("attention", "triton", with_max),
+                "triton with max": running_with(both, "triton", with_max),
                 "library": running_with("attention", "library", ours),
                 "torch": torchs,
             },
@@ -126,9 +127,8 @@ def norm_cases(m: Maker) -> Iterator[Case]:
         "torch": lambda x, w: F.rms_norm(x, (width,), w, 1e-6),
     }
     if m.device.type == "cuda" and installed("liger_kernel"):
-        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-
-        contenders["liger"] = lambda x, w: LigerRMSNormFunction.apply(x, w, 1e-6)
+        liger = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
+        contenders["liger"] = lambda x, w: liger.apply(x, w, 1e-6)
     yield Case(
         "rms_norm", f"{rows} x {width}", contenders, (m.leaf(rows, width), m.leaf(width)),
         rows_of(lambda c: norm_cost(c, "rms_norm", rows=rows, width=width, dtype=m.name)),
@@ -212,11 +212,9 @@ def head_cases(m: Maker) -> Iterator[Case]:
         "torch": lambda x, w: F.cross_entropy((x @ w.t()).float(), targets),
     }  # fmt: skip
     if m.device.type == "cuda" and installed("liger_kernel"):
-        from liger_kernel.ops.fused_linear_cross_entropy import (
-            LigerFusedLinearCrossEntropyFunction as Liger,
-        )
-
-        contenders["liger"] = lambda x, w: Liger.apply(x, w, targets)[0]
+        module = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
+        liger = module.LigerFusedLinearCrossEntropyFunction
+        contenders["liger"] = lambda x, w: liger.apply(x, w, targets)[0]
     yield Case(
         "linear_cross_entropy", f"{tokens} x {hidden} x {vocab}", contenders,
         (m.leaf(tokens, hidden), m.leaf(vocab, hidden)),
@@ -237,8 +235,7 @@ def recurrent_cases(m: Maker) -> Iterator[Case]:
         "triton": running_with("kda", "triton", lambda *a: kda(*a, 128**-0.5)[0]),
     }
     if m.device.type == "cuda" and installed("fla"):
-        from fla.ops.kda import chunk_kda
-
+        chunk_kda = importlib.import_module("fla.ops.kda").chunk_kda
         contenders["fla"] = lambda *a: chunk_kda(*a, scale=128**-0.5)[0]
     if m.device.type == "cpu":
         contenders["torch"] = running_with("kda", "reference", lambda *a: kda(*a, 128**-0.5)[0])

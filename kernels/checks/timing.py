@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from flopwright.kernels.checks.contenders import Case, Maker
+from flopwright.kernels.checks.contenders import Case, Maker, chosen
 
 _CACHE_BYTES: Final = 256 * 2**20  # written between calls, so that none finds its inputs in L2
 _WARMUP: Final = 3
@@ -35,7 +35,7 @@ def seconds(call: Callable[[], Any], device: torch.device, budget_s: float = 0.5
     for _ in range(_WARMUP):
         call()
     if device.type != "cuda":
-        found = []
+        found: list[float] = []
         deadline = time.perf_counter() + budget_s
         while len(found) < 3 or (time.perf_counter() < deadline and len(found) < _REPEATS):
             start = time.perf_counter()
@@ -44,17 +44,18 @@ def seconds(call: Callable[[], Any], device: torch.device, budget_s: float = 0.5
         return found
     scratch = torch.empty(_CACHE_BYTES, dtype=torch.uint8, device=device)
     torch.cuda.synchronize(device)
-    marks = []
+    marks: list[tuple[Any, Any]] = []
     deadline = time.perf_counter() + budget_s
     while len(marks) < 3 or (time.perf_counter() < deadline and len(marks) < _REPEATS):
         scratch.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        mark: Any = torch.cuda.Event
+        begin, end = mark(enable_timing=True), mark(enable_timing=True)
+        begin.record()
         call()
         end.record()
-        marks.append((start, end))
+        marks.append((begin, end))
         end.synchronize()
-    return [start.elapsed_time(end) * 1e-3 for start, end in marks]
+    return [float(begin.elapsed_time(end)) * 1e-3 for begin, end in marks]
 
 
 def _peak_bytes(call: Callable[[], Any], device: torch.device) -> int | None:
@@ -76,7 +77,8 @@ def time_case(case: Case, device: torch.device, floor: Floor | None) -> list[dic
     for name, run in case.contenders.items():
         row: dict[str, Any] = {"op": case.op, "shape": case.shape, "kernel": name}
         try:
-            row |= _time_contender(case, run, leaves, device, floor)
+            with chosen(run):  # gradients are made outside of the function
+                row |= _time_contender(case, run, leaves, device, floor)
         except Exception as error:  # reported; the others are timed
             row["error"] = f"{type(error).__name__}: {error}"[:300]
         rows.append(row)

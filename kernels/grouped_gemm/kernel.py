@@ -134,7 +134,7 @@ def _product(x: Tensor, weight: Tensor, counts: Tensor, transposed: bool) -> Ten
     launch(
         _grouped_gemm, (row_tiles * ceil_div(out, t.n),), x, weight, y, counts, experts,
         row_tiles, inner, out, x.stride(0), weight.stride(0), stride_out, stride_in,
-        EXPERTS=power_of_2(experts), BM=t.m, BN=t.n, BK=t.k, TOGETHER=_TOGETHER,
+        EXPERTS=power_of_2(experts, 32), BM=t.m, BN=t.n, BK=t.k, TOGETHER=_TOGETHER,
         num_warps=t.num_warps, num_stages=t.num_stages,
     )  # fmt: skip
     return y
@@ -163,7 +163,7 @@ def weight_gradient(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     launch(
         _weight_gradient, (ceil_div(out, t.m) * ceil_div(inner, t.n), experts), grad, x,
         grad_weight, counts, experts, out, inner, grad.stride(0), x.stride(0),
-        EXPERTS=power_of_2(experts), BM=t.m, BN=t.n, BK=t.k,
+        EXPERTS=power_of_2(experts, 32), BM=t.m, BN=t.n, BK=t.k,
         num_warps=t.num_warps, num_stages=t.num_stages,
     )  # fmt: skip
     return grad_weight

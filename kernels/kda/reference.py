@@ -44,7 +44,9 @@ def recurrent(
 def _chunks(x: Tensor) -> Tensor:
     """Returns [B, T, H, ...] as [chunks, B, H, CHUNK, ...], zeros behind the end."""
     padding = [0, 0] * (x.ndim - 2) + [0, -x.shape[1] % CHUNK]
-    return F.pad(x, padding).unflatten(1, (-1, CHUNK)).transpose(2, 3).transpose(0, 1)
+    padded = F.pad(x, padding)
+    parts: Tensor = padded.reshape(x.shape[0], -1, CHUNK, *x.shape[2:])
+    return parts.transpose(2, 3).transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def scales(x: Tensor) -> Tensor:
     """Returns the block maxima's exponents [..., blocks] as int32, before the format's own."""
     width = x.shape[-1]
     padded = F.pad(x, (0, -width % BLOCK))
-    return _exponent(padded.unflatten(-1, (-1, BLOCK)).abs().amax(-1))
+    return _exponent(padded.reshape(*x.shape[:-1], -1, BLOCK).abs().amax(-1))
 
 
 def fake_quantize(x: Tensor, element: str) -> Tensor:

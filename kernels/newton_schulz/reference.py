@@ -21,9 +21,10 @@ SMALLEST_NORM: Final = 1e-7
 def normalised(x: Tensor) -> Tensor:
     """Returns matrices [..., rows, columns] of Frobenius norm 1; zeros stay zeros."""
     if x.ndim == 2:
-        return x / x.norm().clamp(min=SMALLEST_NORM)
-    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    return x / norm.clamp(min=SMALLEST_NORM)
+        norm: Tensor = x.norm()
+    else:
+        norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return torch.div(x, norm.clamp(min=SMALLEST_NORM))
 
 
 def newton_schulz(matrices: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ _PROGRAMS_BACKWARD: Final = 256  # partial sums of the weight gradient: a few a 
 
 def _warps(width: int) -> int:
     """Returns the warps of a program: each thread holds a few dozen numbers of a row."""
-    return 16 if width > 4096 else 8 if width >= 2048 else 4
+    return 16 if width > 2048 else 8 if width > 1024 else 4
 
 
 @triton.jit

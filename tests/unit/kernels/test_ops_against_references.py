@@ -339,6 +339,13 @@ def test_opcheck(name: str, dtype: torch.dtype) -> None:
     torch.library.opcheck(case.op, case.args(_random(dtype, grad=True)), test_utils=UTILS)
 
 
+@pytest.mark.parametrize("name", [n for n in OPS if not n.startswith("route")])
+def test_ops_are_traced_with_unknown_sizes(name: str) -> None:
+    """As torch.compile does; the check itself cannot add up a router's integer choices."""
+    args = CASES[name].args(_random(torch.float32, grad=True))
+    torch.library.opcheck(CASES[name].op, args, test_utils="test_aot_dispatch_dynamic")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck_of_ops_without_a_gradient(dtype: torch.dtype) -> None:
     draw = _random(dtype)
