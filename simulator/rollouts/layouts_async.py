@@ -62,6 +62,7 @@ class _Stream:
         self.ready: list[int] = []  # heap of complete prompts, by the order they are taken in
         self.completed = 0
         self.lent: range = range(0)
+        self.draining: dict[int, float] = {}  # engines that wait, and the seconds of their sync
 
     def _lengths(self, stream: GroupStream) -> Iterator[list[int]]:
         while True:
@@ -126,7 +127,12 @@ class _Stream:
         for index in sorted(self.open):
             server = self.servers.servers[index]
             running += server.load
-            if self.layout.interrupt:
+            if self.layout.on_sync == "drain" and server.running:
+                server.advance(self.now_s)
+                server.closed = True
+                self.draining[index] = sync_s
+                continue
+            if self.layout.on_sync == "interrupt":
                 ids = server.stop(self.now_s)
                 server.now_s = max(server.now_s, self.now_s) + sync_s
                 server.waiting.extend(ids)
@@ -137,6 +143,15 @@ class _Stream:
             self.servers.touch(index)
         self._mark_started()
         return running
+
+    def drained(self, index: int) -> None:
+        """Opens an engine that was waiting for its last response, under the new weights."""
+        server = self.servers.servers[index]
+        if index in self.draining and not server.running:
+            server.now_s += self.draining.pop(index)
+            server.closed = False
+            server.admit()
+            self.servers.touch(index)
 
     def _mark_started(self) -> None:
         """A response that has no token yet begins under the new version."""
@@ -253,8 +268,9 @@ def _next_batch(stream: _Stream, count: int, taken: int) -> tuple[list[int], flo
 
 
 def _event(stream: _Stream) -> None:
-    at_s, _, done = stream.servers.event()
+    at_s, index, done = stream.servers.event()
     stream.now_s = max(stream.now_s, at_s)
+    stream.drained(index)
     if done:
         stream.finish(done)
         stream.fill()

@@ -107,6 +107,7 @@ class Server:
         self.heap: list[tuple[int, int]] = []
         self.waiting: deque[int] = deque()
         self.warm: set[int] = set()  # prompts whose prefix is in the cache
+        self.closed = False  # takes nothing in until it is opened again
         self.busy_s = 0.0
         self.peak_tokens = 0.0
         self.reserved = 0.0  # tokens that pieces taken in may still grow by (pooled routing)
@@ -120,6 +121,8 @@ class Server:
 
     def admit(self) -> None:
         """Lets waiting attempts in as far as there is room; their prefill takes its time."""
+        if self.closed:
+            return
         costs, work, came = self.costs, self.work, False
         while self.waiting and len(self.running) < costs.limit:
             rid = self.waiting[0]

@@ -66,9 +66,11 @@ def _dedicated(fleet: Fleet, flat: Ints, ids: Ints) -> list[list[int]]:
     """The longest share of the responses to some instances, groups of the rest in turns."""
     count = max(1, round(fleet.long_share * len(flat)))
     long = np.argsort(-flat, kind="stable")[:count]
-    few = min(fleet.long_instances, fleet.instances - 1) if fleet.instances > 1 else 0
-    if few == 0:
+    if fleet.instances == 1:
         return [ids.ravel().tolist()]
+    share = float(flat[long].sum()) / float(flat.sum())
+    few = fleet.long_instances or max(1, round(share * fleet.instances))
+    few = min(few, fleet.instances - 1)
     is_long = np.zeros(len(flat), bool)
     is_long[long] = True
     out: list[list[int]] = [[] for _ in range(fleet.instances)]

@@ -79,7 +79,7 @@ class Rollout(Spec):
     engine: EngineSetup = EngineSetup()
     routing: Routing = "least_loaded"
     long_share: float = Field(default=0.2, gt=0, lt=1)
-    long_instances: Count = 1
+    long_instances: Count | None = None
     capture: float = Field(default=1.0, ge=0, le=1)
     chunk_tokens: PositiveTokens = 8192
     wake_s: PhaseSeconds = Field(default=0.0, alias="wake")

@@ -79,7 +79,8 @@ class Fleet(Spec):
         instances: engines; each is `engine`.
         routing: who goes where. "group_*": all samples of a prompt to one instance, in turns
             or so that (known) tokens are equal; "request_equal_tokens": single responses;
-            "dedicated_long": the longest `long_share` of the responses to `long_instances`;
+            "dedicated_long": the longest `long_share` of the responses to `long_instances`
+            (None: as many as their share of the tokens);
             "isolated_groups": the same by group, as far as `capture` of them are known
             before; "pooled*": any instance at any time, in pieces of `chunk_tokens`, through
             a shared cache; "least_loaded": a new group to the instance with the least to do.
@@ -90,7 +91,7 @@ class Fleet(Spec):
     instances: Count
     routing: Routing = "least_loaded"
     long_share: float = Field(default=0.2, gt=0, lt=1)
-    long_instances: Count = 1
+    long_instances: Count | None = None
     capture: float = Field(default=1.0, ge=0, le=1)
     chunk_tokens: PositiveTokens = 8192
     wake_s: PhaseSeconds = Field(default=0.0, alias="wake")
@@ -163,8 +164,10 @@ class FullyAsync(Spec):
         max_in_flight: prompts generated at once; None: as many as the bound lets in.
         sync_every: optimizer batches between two synchronisations; a step of the loop is one
             of them.
-        interrupt: at a synchronisation responses stop, lose their cache and are prefilled
-            again; without it they finish on the weights they began with.
+        on_sync: what becomes of responses that run at a synchronisation. "interrupt": they
+            stop, lose their cache, are prefilled again and go on under the new weights;
+            "keep": they go on with the cache they have; "drain": an engine takes nothing new
+            and changes its weights when its last response is done.
         order: whether the trainer takes groups as they are complete or as they were started.
         lend_below: the trainer's GPUs generate too while it waits and the buffer holds less
             than this share of a batch (elastic split); None: never.
@@ -176,7 +179,7 @@ class FullyAsync(Spec):
     staleness: float | None = Field(default=None, ge=0, le=1e6)
     max_in_flight: Count | None = None
     sync_every: Count = 1
-    interrupt: bool = True
+    on_sync: Literal["interrupt", "keep", "drain"] = "interrupt"
     order: Literal["completion", "submission"] = "completion"
     lend_below: float | None = Field(default=None, gt=0, le=1)
     lend_instances: PositiveInt | None = None
