@@ -1,7 +1,8 @@
 """What a published RL measurement was taken on, in the product's own records.
 
 One experiment is one configuration that was run: an RL loop, a synchronisation of weights,
-batches of given lengths on one engine, or a queue of samples before a trainer.
+batches of given lengths on one engine, a queue of samples before a trainer, or an engine
+alone (engine_experiment.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from flopwright.spec.base import Spec
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.rollouts.engine import EngineModel, Speculation
+from flopwright.spec.rollouts.engine_experiment import EngineExperiment
 from flopwright.spec.rollouts.engine_served import (
     CacheType,
     EngineShape,
@@ -155,6 +157,6 @@ class QueueExperiment(Spec):
 
 
 Experiment = Annotated[
-    LoopExperiment | SyncExperiment | RanksExperiment | QueueExperiment,
+    LoopExperiment | SyncExperiment | RanksExperiment | QueueExperiment | EngineExperiment,
     Field(discriminator="kind"),
 ]

@@ -57,7 +57,9 @@ def load_scenarios(folder: Path) -> dict[str, RlScenario]:
 def scenario_from(document: Document) -> RlScenario:
     """Returns the document as a scenario; the model may be a name of the catalog."""
     data: Any = document.data
-    if isinstance(data, dict) and isinstance(data.get("experiment"), dict):
+    experiment = data.get("experiment") if isinstance(data, dict) else None
+    # an engine alone names its model by itself: its own catalog has more of them
+    if isinstance(experiment, dict) and experiment.get("kind") != "engine":
         _inline(document, _MODEL, MODEL_CATALOG, "model")
     return validate(RlScenario, document)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from flopwright.errors import InputError, Violation, did_you_mean
 from flopwright.simulator.accuracy.run_of_row_cluster import as_noted
 from flopwright.simulator.hardware.nodes.types import cluster_of, node_type
 from flopwright.simulator.rollouts.engine.build import engine_model
+from flopwright.simulator.rollouts.engine.experiment import engine_metrics
 from flopwright.simulator.rollouts.engine.software import engine_software
 from flopwright.simulator.rollouts.layouts import IterationReport, iteration
 from flopwright.simulator.rollouts.layouts_generation import generate
@@ -21,6 +23,7 @@ from flopwright.simulator.rollouts.weight_sync import SyncTime, sync_time
 from flopwright.spec.cluster import ClusterSpec, LinkSpec
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.rollouts.engine import EngineModel
+from flopwright.spec.rollouts.engine_experiment import EngineExperiment
 from flopwright.spec.rollouts.engine_served import EngineSoftware, served_model
 from flopwright.spec.rollouts.experiment import (
     EngineSetup,
@@ -102,10 +105,7 @@ class Outcome:
         maker = getattr(type(self), f"_m_{name}", None)
         if maker is None:
             known = [n.removeprefix("_m_") for n in dir(type(self)) if n.startswith("_m_")]
-            raise InputError(
-                Violation(field="metric", value=name, rule="no metric of this experiment",
-                          nearest_fix=did_you_mean(name, known))
-            )  # fmt: skip
+            raise _no_metric(name, known)
         return float(maker(self))
 
 
@@ -289,11 +289,7 @@ class RanksOutcome(Outcome):
         """Returns the seconds of a rank, "rank_0" the first one."""
         digits = name.removeprefix("rank_")
         if not digits.isdigit() or int(digits) >= len(self.seconds):
-            known = ", ".join(f"rank_{i}" for i in range(len(self.seconds)))
-            raise InputError(
-                Violation(field="metric", value=name, rule="no metric of this experiment",
-                          nearest_fix=f"known: {known}")
-            )  # fmt: skip
+            raise _no_metric(name, (f"rank_{i}" for i in range(len(self.seconds))))
         return self.seconds[int(digits)]
 
 
@@ -306,6 +302,30 @@ class QueueOutcome(Outcome):
     def _m_staleness(self) -> float:
         g = self.given
         return queue_staleness(g.concurrent, g.batch, g.queue, g.utilization, g.tail)
+
+
+class EngineOutcome(Outcome):
+    """Rates of an engine alone."""
+
+    def __init__(self, given: EngineExperiment) -> None:
+        self.metrics = engine_metrics(given)
+
+    def metric(self, name: str) -> float:
+        """Returns a rate of the experiment's case."""
+        if name not in self.metrics:
+            raise _no_metric(name, self.metrics)
+        return self.metrics[name]
+
+
+def _no_metric(name: str, known: Iterable[str]) -> InputError:
+    return InputError(
+        Violation(
+            field="metric",
+            value=name,
+            rule="no metric of this experiment",
+            nearest_fix=did_you_mean(name, known),
+        )
+    )
 
 
 def outcome_of(experiment: Experiment) -> Outcome:
@@ -323,3 +343,5 @@ def outcome_of(experiment: Experiment) -> Outcome:
             return RanksOutcome(experiment)
         case QueueExperiment():
             return QueueOutcome(experiment)
+        case EngineExperiment():
+            return EngineOutcome(experiment)
