@@ -1,10 +1,13 @@
 """How far predictions are off before and after learning from five plans; a JSON object last.
 
-Small models of the shapes of Kimi K2 and Llama train under many plans, all plans of a world
-size inside one launch, in turns, the probe in the same launch. Every plan is then predicted
-from the probe alone, and those that were not among the five from the calibration learnt from
-these five. The five are drawn by kind of plan before anything runs; what other draws of five
-give is in `draws`. `memory_max_error` is over plans and memory classes, before calibration.
+Small models of the shapes of Kimi K2 and Llama train under many plans
+(calibration_plans.yaml), all plans of a world size inside one launch, in turns, the probe in
+the same launch. Every plan is then predicted from the probe alone (operators, collectives,
+reference steps of two layers under data parallelism), and those that were not among the five
+from the calibration learnt from these five. The five are marked before anything runs; what
+other, random draws of five give is in `draws`. `memory_max_error` is over plans and memory
+classes, before calibration; `memory_max_error_even` leaves out plans with expert parallelism,
+whose fullest rank holds more tokens than the mean.
 """
 
 from __future__ import annotations
@@ -42,142 +45,25 @@ from flopwright.simulator.calibration.fit_runs import fit_runs
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.calibration.repredict import predict_measurement
 from flopwright.spec.load import load_scenario, make_plan_file
-from flopwright.spec.model import ModelSpec
 from flopwright.spec.scenario import Scenario
+from flopwright.spec.yaml_lines import read_yaml
 
-K2, LLAMA = "k2", "llama"
-_LLAMA: Final[dict[str, Any]] = {
-    "name": "llama_mini",
-    "family": "llama",
-    "source": "Llama's blocks (grouped queries, SwiGLU), sized for a CPU",
-    "hidden_size": 192,
-    "num_layers": 6,
-    "vocab_size": 2304,
-    "max_seq_len": 1024,
-    "attention": {
-        "kind": "gqa",
-        "num_heads": 6,
-        "num_kv_heads": 2,
-        "head_dim": 32,
-        "rope": {"theta": 500000},
-    },
-    "mlp": {"kind": "swiglu", "intermediate_size": 640},
-}
-_PIPE: Final = {"data_parallel": "none"}
-# By world size and model, the name of a plan and its fields; a star marks those learnt from:
-# one of each kind of parallelism, and both models.
+SCENARIOS: Final = {"k2": "kimi_k2_mini_2cpu_fp32", "llama": "llama_mini_2cpu_fp32"}
+_DOCUMENT: Final = read_yaml(Path(__file__).parent / "calibration_plans.yaml")
 PLANS: Final[dict[int, dict[str, dict[str, dict[str, Any]]]]] = {
-    2: {
-        K2: {
-            "dp2-zero0-mb4": {"dp_shard": 2, "micro_batch_size": 4},
-            "dp2-zero1-mb2*": {"dp_shard": 2, "micro_batch_size": 2, "zero_stage": 1},
-            "dp2-zero2-mb8": {"dp_shard": 2, "micro_batch_size": 8, "zero_stage": 2},
-            "dp2-zero1-mb8": {"dp_shard": 2, "micro_batch_size": 8, "zero_stage": 1},
-            "dp2-zero1-mb4-selective": {
-                "dp_shard": 2, "micro_batch_size": 4, "zero_stage": 1, "recompute": "selective",
-            },
-            "ep2-zero1-mb4*": {"dp_shard": 2, "ep": 2, "micro_batch_size": 4, "zero_stage": 1},
-            "ep2-zero0-mb8": {"dp_shard": 2, "ep": 2, "micro_batch_size": 8},
-            "ep2-zero1-mb2": {"dp_shard": 2, "ep": 2, "micro_batch_size": 2, "zero_stage": 1},
-            "pp2-mb2*": {"pp": 2, "micro_batch_size": 2, **_PIPE},
-            "pp2-mb4": {"pp": 2, "micro_batch_size": 4, **_PIPE},
-            "pp2-gpipe-mb1": {"pp": 2, "micro_batch_size": 1, "schedule": "gpipe", **_PIPE},
-            "pp2-zbv-mb2": {
-                "pp": 2, "vpp": 2, "micro_batch_size": 2, "schedule": "zb_v", **_PIPE,
-            },
-            "pp2-dualpipev-mb2": {
-                "pp": 2, "vpp": 2, "micro_batch_size": 2, "schedule": "dualpipe_v", **_PIPE,
-            },
-            "tp2-mb4": {"tp": 2, "micro_batch_size": 4, **_PIPE},
-            "tp2-mb8-full": {"tp": 2, "micro_batch_size": 8, "recompute": "full", **_PIPE},
-            "cp2-ulysses-mb4": {
-                "cp": 2, "micro_batch_size": 4, "context_parallel": "ulysses",
-            },
-        },
-        LLAMA: {
-            "dp2-zero0-mb4*": {"dp_shard": 2, "micro_batch_size": 4},
-            "dp2-zero1-mb1": {"dp_shard": 2, "micro_batch_size": 1, "zero_stage": 1},
-            "dp2-zero3-fsdp2-mb8": {
-                "dp_shard": 2, "micro_batch_size": 8, "zero_stage": 3, "data_parallel": "fsdp2",
-            },
-            "dp2-zero2-full-mb8": {
-                "dp_shard": 2, "micro_batch_size": 8, "zero_stage": 2, "recompute": "full",
-            },
-            "pp2-mb4": {"pp": 2, "micro_batch_size": 4, **_PIPE},
-            "pp2-interleaved-mb2": {
-                "pp": 2, "vpp": 2, "micro_batch_size": 2, "schedule": "interleaved_1f1b",
-                **_PIPE,
-            },
-            "pp2-zbh1-mb2": {"pp": 2, "micro_batch_size": 2, "schedule": "zb_h1", **_PIPE},
-            "pp2-full-mb2": {"pp": 2, "micro_batch_size": 2, "recompute": "full", **_PIPE},
-            "tp2-mb4*": {"tp": 2, "micro_batch_size": 4, **_PIPE},
-            "tp2-whole-mb2": {
-                "tp": 2, "micro_batch_size": 2, "sequence_parallel": False, **_PIPE,
-            },
-            "cp2-ring-mb4": {"cp": 2, "micro_batch_size": 4},
-        },
-    },
-    4: {
-        K2: {
-            "dp4-zero1-mb2*": {"dp_shard": 4, "micro_batch_size": 2, "zero_stage": 1},
-            "dp4-zero0-mb4": {"dp_shard": 4, "micro_batch_size": 4},
-            "ep4-zero1-mb4*": {"dp_shard": 4, "ep": 4, "micro_batch_size": 4, "zero_stage": 1},
-            "ep2-zero1-mb2": {"dp_shard": 4, "ep": 2, "micro_batch_size": 2, "zero_stage": 1},
-            "ep2-zero0-mb4": {"dp_shard": 4, "ep": 2, "micro_batch_size": 4},
-            "pp2-dp2-mb2*": {"pp": 2, "dp_shard": 2, "micro_batch_size": 2},
-            "pp2-dp2-ep2-mb2": {"pp": 2, "dp_shard": 2, "ep": 2, "micro_batch_size": 2},
-            "pp4-mb2": {"pp": 4, "micro_batch_size": 2, **_PIPE},
-            "pp4-gpipe-mb1": {"pp": 4, "micro_batch_size": 1, "schedule": "gpipe", **_PIPE},
-            "pp2-zbv-dp2-mb2": {
-                "pp": 2, "vpp": 2, "dp_shard": 2, "micro_batch_size": 2, "schedule": "zb_v",
-            },
-            "tp2-dp2-mb4": {"tp": 2, "dp_shard": 2, "micro_batch_size": 4},
-            "tp2-pp2-mb4": {"tp": 2, "pp": 2, "micro_batch_size": 4, **_PIPE},
-            "tp4-mb4": {"tp": 4, "micro_batch_size": 4, **_PIPE},
-        },
-        LLAMA: {
-            "dp4-zero0-mb4*": {"dp_shard": 4, "micro_batch_size": 4},
-            "dp4-zero2-mb2": {"dp_shard": 4, "micro_batch_size": 2, "zero_stage": 2},
-            "dp4-zero3-fsdp2-mb4": {
-                "dp_shard": 4, "micro_batch_size": 4, "zero_stage": 3, "data_parallel": "fsdp2",
-            },
-            "dp4-zero1-full-mb4": {
-                "dp_shard": 4, "micro_batch_size": 4, "zero_stage": 1, "recompute": "full",
-            },
-            "pp2-dp2-mb2": {"pp": 2, "dp_shard": 2, "micro_batch_size": 2},
-            "pp2-dp2-zero1-mb4": {
-                "pp": 2, "dp_shard": 2, "micro_batch_size": 4, "zero_stage": 1,
-            },
-            "pp2-interleaved-dp2-mb2": {
-                "pp": 2, "vpp": 2, "dp_shard": 2, "micro_batch_size": 2,
-                "schedule": "interleaved_1f1b",
-            },
-            "pp2-full-dp2-mb2": {
-                "pp": 2, "dp_shard": 2, "micro_batch_size": 2, "recompute": "full",
-            },
-            "tp2-dp2-mb4*": {"tp": 2, "dp_shard": 2, "micro_batch_size": 4},
-            "tp2-pp2-mb2": {"tp": 2, "pp": 2, "micro_batch_size": 2, **_PIPE},
-            "tp2-whole-dp2-mb2": {
-                "tp": 2, "dp_shard": 2, "micro_batch_size": 2, "sequence_parallel": False,
-            },
-            "cp2-dp2-ring-mb4": {"cp": 2, "dp_shard": 2, "micro_batch_size": 4},
-        },
-    },
-}  # fmt: skip
+    int(world): models for world, models in _DOCUMENT.data.items()
+}
 TWIN: Final = "-again"
 _ROUND_STEPS: Final = 2
 
 
 def scenario_of(model: str, world: int) -> Scenario:
     """Returns what a model trains on, `world` ranks of this machine's cores."""
-    mini = load_scenario("kimi_k2_mini_2cpu_fp32")
+    mini = load_scenario(SCENARIOS[model])
     cores = len(os.sched_getaffinity(0))
     node = mini.cluster.node.model_copy(update={"gpus": world, "cores": cores})
     cluster = mini.cluster.model_copy(update={"name": f"local_{world}x", "node": node})
-    data: dict[str, Any] = {"cluster": cluster, "name": f"{model}_{world}"}
-    if model == LLAMA:
-        data["model"] = ModelSpec.model_validate(_LLAMA)
-    return mini.model_copy(update=data)
+    return mini.model_copy(update={"cluster": cluster, "name": f"{model}_{world}"})
 
 
 def entries(world: int, only: int | None = None) -> tuple[tuple[RunEntry, ...], frozenset[str]]:
@@ -274,7 +160,8 @@ def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
         "calibrated_median_error": _median_error(after, held),
         "interval80_coverage": covered(after, held),
         "probe_only_coverage": covered(before, names),
-        "memory_max_error": max((e for of in memory.values() for e in of.values()), default=0.0),
+        "memory_max_error": _largest(memory, names),
+        "memory_max_error_even": _largest(memory, [n for n in names if "ep" not in _kinds(n)]),
         "noise_floor": floor,
         "n_plans": len(plans),
         "n_held_out": len(held),
@@ -286,6 +173,7 @@ def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
                 "calibrated_median_error": _median_error(after, _of(model, held)),
             }
             for model in PLANS[world]
+            if _of(model, held)
         },
         "plans": {
             m.plan_name: {
@@ -299,6 +187,15 @@ def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
             for m in plans
         },
     }
+
+
+def _kinds(name: str) -> set[str]:
+    """Returns the kinds of parallelism that a plan's name says: "k2-pp2-ep2-mb2" has pp and ep."""
+    return {part.rstrip("0123456789") for part in name.split("-")}
+
+
+def _largest(errors: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> float:
+    return max((e for n in names for e in errors[n].values()), default=0.0)
 
 
 def _of(model: str, names: Sequence[str]) -> list[str]:

@@ -86,13 +86,21 @@ def warn_of_broken_calibrations() -> None:
 
 
 def base_for(measurements: Sequence[Measurement], name: str | None) -> Calibration:
-    """Returns the curves to start from: named, else the stack's newest probe, else the prior."""
+    """Returns the curves to start from: named, or by what is nearest to the runs' stack.
+
+    The stack's newest probe; else one of the same hardware under other software; else the
+    public prior.
+    """
+    from flopwright.report.drift import hardware_id
     from flopwright.simulator.calibration.files import load_calibration, own_calibrations
     from flopwright.simulator.calibration.repredict import prior_of
 
     if name is not None:
         return load_calibration(name)
     warn_of_broken_calibrations()
-    stack = measurements[0].fingerprint.stack_id()
-    probes = (c for c in own_calibrations() if c.stack_id == stack and not c.measurements)
-    return next(probes, None) or prior_of(measurements[0])
+    where = measurements[0].fingerprint
+    stack, hardware = where.stack_id(), hardware_id(where)
+    probes = [c for c in own_calibrations() if not c.measurements]
+    exact = (c for c in probes if c.stack_id == stack)
+    near = (c for c in probes if c.hardware_id == hardware)
+    return next(exact, None) or next(near, None) or prior_of(measurements[0])

@@ -27,8 +27,11 @@ _CLASS_NOISE: Final = 0.05
 _STEP_SHARE_NOISE: Final = 0.01
 # A whole step, beside its run's scatter.
 _STEP_NOISE: Final = 0.03
-# Scatter between runs, worth four runs of evidence.
+# Scatter between runs.
 RUN_STD: Final = 0.08
+# Scatter of a plan that was not learnt from, worth four runs of evidence: five plans hardly
+# show how different the others are.
+_PLAN_STD: Final = 0.1
 RUN_DOF: Final = 4.0
 # Between two operators of an eager program: 10 us, to a factor 4 (1 sigma); around a
 # collective, waiting and packing: 0.3 ms, to a factor 2.
@@ -270,13 +273,14 @@ def _learnt(fit: Fit, prior: ClassPrior, runs: int) -> Learnt:
 
 
 def _scatter(steps: Array, weights: Array) -> float:
-    """Returns the scatter of steps around the fit, drawn toward RUN_STD; outliers count less.
+    """Returns the scatter of steps around the fit, drawn toward _PLAN_STD; outliers count less.
 
-    The fit took part of it away: a third of the runs, which is what leaving runs out shows.
+    The fit took part of it away: a third of few runs, a few of many.
     """
-    freed = max(len(steps) - _TAKEN * len(steps), 1.0) / len(steps)
+    freed = 1.0 - min(_TAKEN, _MOST_TAKEN / len(steps))
     squares = float((weights * steps**2).sum()) / freed
-    return float(np.sqrt((RUN_DOF * RUN_STD**2 + squares) / (RUN_DOF + weights.sum())))
+    return float(np.sqrt((RUN_DOF * _PLAN_STD**2 + squares) / (RUN_DOF + weights.sum())))
 
 
 _TAKEN: Final = 1 / 3
+_MOST_TAKEN: Final = 4.0

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 from typing import Final, TypeVar
 
+from flopwright.report.drift import hardware_id
 from flopwright.report.probe import CollectivePoint, OperatorPoint, ProbeReport
 from flopwright.simulator.calibration.class_fit import CALL_S
 from flopwright.simulator.calibration.fit_curves import fit_collective, fit_operator
@@ -121,6 +122,7 @@ def _curves_alone(
         created=probe.created,
         source=f"probe of {where.gpu or where.processor}, {where.world_size} ranks side by side",
         stack_id=where.stack_id(),
+        hardware_id=hardware_id(where),
         curves=tuple(curves),
         collectives=tuple(collectives),
         host_floor_s=probe.host_floor_s,

@@ -30,6 +30,7 @@ import numpy as np
 
 from flopwright.errors import InputError, Violation
 from flopwright.report.compare import Comparison, compare
+from flopwright.report.drift import hardware_id
 from flopwright.report.metrics import Measurement, Prediction
 from flopwright.simulator.calibration.calls import calls_of
 from flopwright.simulator.calibration.class_fit import (
@@ -48,6 +49,8 @@ Predict = Callable[[Calibration, Measurement], Prediction]
 _ROUNDS: Final = 6
 _MEMORY_STD: Final = 0.1
 _MEMORY_NOISE: Final = 0.02
+# What other versions of the software may change of a factor (log), the hardware being the same.
+OTHER_SOFTWARE_LOG: Final = 0.2
 
 
 def fit_runs(
@@ -58,23 +61,70 @@ def fit_runs(
     Args:
         calibration: curves to start from, and factors that a probe gave; factors learnt from
             runs before are learnt anew, from these measurements alone.
-        measurements: of one stack; that of the calibration, unless it is a public prior.
+        measurements: of one stack; that of the calibration, unless it is a public prior or was
+            measured on the same hardware with other software: it is then less sure.
         predict: what a calibration predicts for the plan of a measurement.
 
     Raises:
-        InputError: no measurements, several stacks, or another stack than the curves'.
+        InputError: no measurements, several stacks, or other hardware than the curves'.
     """
-    stack_id = check_stack(calibration, measurements)
-    start = before_runs(calibration)
+    check_stack(calibration, measurements)
+    start = _for_stack(before_runs(calibration), measurements[0])
+    return _finished(start, calibration, measurements, predict)
+
+
+def update_runs(
+    calibration: Calibration, measurements: Sequence[Measurement], predict: Predict
+) -> Calibration:
+    """Returns the calibration after some more runs, those it learnt from not looked at again.
+
+    What it knows is the prior of what the new runs say, a little less sure than it was, so
+    that a machine that has changed is followed. Runs that it has seen are passed over.
+
+    Raises:
+        InputError: as `fit_runs`; or there is no run that it has not seen.
+    """
+    new = [m for m in measurements if m.id not in calibration.measurements]
+    if not new:
+        raise InputError("the calibration has learnt from all of these runs already")
+    check_stack(calibration, new)
+    start = _for_stack(calibration, new[0])
+    learnt = _finished(start, calibration, new, predict)
+    ids = tuple(sorted({*calibration.measurements, *learnt.measurements}))
+    return with_id(
+        learnt.model_copy(
+            update={
+                "measurements": ids,
+                "step_residual_dof": RUN_DOF + len(ids),
+                **{name: getattr(calibration, name) for name in _BEFORE},
+            }
+            if calibration.measurements
+            else {}
+        ),
+        "cal",
+    )
+
+
+_BEFORE: Final = ("probe_factors", "probe_factor_log_std", "probe_calls", "probe_waiting_log")
+
+
+def _finished(
+    start: Calibration,
+    base: Calibration,
+    measurements: Sequence[Measurement],
+    predict: Predict,
+) -> Calibration:
     current, comparisons = learn(start, measurements, predict)
+    where = measurements[0].fingerprint
     learnt = current.model_copy(
         update={
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "source": f"{start.source}; factors of {len(measurements)} runs",
-            "stack_id": stack_id,
+            "stack_id": where.stack_id(),
+            "hardware_id": hardware_id(where),
             "memory_factors": _memory_factors(comparisons),
             "measurements": tuple(sorted(m.id for m in measurements)),
-            "base": calibration.id,
+            "base": base.id,
             "probe_factors": start.factors,
             "probe_factor_log_std": start.factor_log_std,
             "probe_calls": {"s": start.call_s, "log_std": start.call_log_std},
@@ -82,6 +132,21 @@ def fit_runs(
         }
     )
     return with_id(learnt, "cal")
+
+
+def _for_stack(calibration: Calibration, measurement: Measurement) -> Calibration:
+    """Returns the calibration as a prior for the measurement's stack: wider for other software."""
+    if calibration.stack_id in {"", measurement.fingerprint.stack_id()}:
+        return calibration
+    known = calibration.factor_log_std
+    return calibration.model_copy(
+        update={
+            "factor_log_std": {
+                c: float(np.hypot(s, OTHER_SOFTWARE_LOG)) for c, s in known.items()
+            },
+            "source": f"{calibration.source}; of other software on this hardware",
+        }
+    )
 
 
 def before_runs(calibration: Calibration) -> Calibration:
@@ -160,12 +225,13 @@ def check_stack(calibration: Calibration, measurements: Sequence[Measurement]) -
             )
         )
     (stack,) = counts
-    if calibration.stack_id not in {"", stack}:
+    here = hardware_id(measurements[0].fingerprint)
+    if calibration.stack_id not in {"", stack} and calibration.hardware_id != here:
         raise InputError(
             Violation(
                 field="calibration.stack_id",
                 value=calibration.stack_id,
-                rule=f"the curves were measured on another stack than the runs: {known}",
+                rule=f"the curves were measured on other hardware than the runs: {known}",
                 nearest_fix="probe this machine with as many ranks as the runs had",
             )
         )

@@ -88,6 +88,7 @@ class Calibration(Spec):
 
     Attributes:
         stack_id: Fingerprint.stack_id() it was measured on; "" for the public prior.
+        hardware_id: the same without the software (report/drift.py); "" where not known.
         factors: multiplier by time class (report/metrics.py), learnt from whole runs.
         factor_log_std: standard deviation of each factor's logarithm.
         memory_factors: multiplier by memory class, learnt from whole runs.
@@ -133,6 +134,7 @@ class Calibration(Spec):
     created: str
     source: str
     stack_id: str = ""
+    hardware_id: str = ""
     curves: tuple[EfficiencyCurve, ...] = ()
     collectives: tuple[CollectiveCurve, ...] = ()
     host_floor_s: NonNegativeFloat = 0.0

@@ -203,7 +203,7 @@ def test_other_stacks_are_refused() -> None:
     with pytest.raises(InputError, match="several hardware and software stacks"):
         fit_runs(BASE, [here, there], predict)
     bound = BASE.model_copy(update={"stack_id": fingerprint(8).stack_id()})
-    with pytest.raises(InputError, match="another stack than the runs"):
+    with pytest.raises(InputError, match="other hardware than the runs"):
         fit_runs(bound, [here], predict)
     with pytest.raises(InputError, match="no measurement"):
         fit_runs(BASE, [], predict)
