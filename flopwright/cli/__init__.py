@@ -34,6 +34,8 @@ VERBS: Final[dict[str, str]] = {
     "demo": "Run the whole loop on this machine.",
     "generate": "Write text with a checkpoint of a run.",
     "import": "Read a running job's configuration into a plan file.",
+    "import-log": "Read another program's log or trace into the store.",
+    "store": "Show what the store holds; write it to a Parquet file, or add one.",
     "import-model": "Read a Hugging Face config.json into a model file.",
     "schema": "Print the JSON Schema of a file kind, for editors.",
     "doctor": "Say what is installed and which verbs work here.",

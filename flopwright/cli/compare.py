@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,16 @@ if TYPE_CHECKING:
     from flopwright.report.compare_report import ComparedRun
     from flopwright.report.metrics import Measurement
     from flopwright.simulator.calibration.model import Calibration
+
+
+class GroupBy(StrEnum):
+    """What runs are summed up by."""
+
+    RUN = "run"
+    PLAN = "plan"
+    PHASE = "phase"
+    STACK = "stack"
+    RANK = "rank"
 
 
 def compare(
@@ -34,15 +45,24 @@ def compare(
         list[str] | None,
         typer.Option("--exclude", help="Plan to leave out; may be repeated."),
     ] = None,
+    by: Annotated[
+        GroupBy, typer.Option("--by", help="Summaries by plan, phase, stack, or ranks and links.")
+    ] = GroupBy.RUN,
+    alarm: Annotated[
+        bool,
+        typer.Option("--alarm", help="End with exit code 1 where a plan has become slower."),
+    ] = False,
     png: Annotated[Path | None, typer.Option("--png", help="Write a picture here.")] = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a page here; it needs no network.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show predicted against measured for the store's runs, and where to look first.
+    """Show predicted against measured for the store's runs, and what is slow first.
 
-    Every run is predicted anew from its own plan, before and after calibration.
+    Every run is predicted anew from its own plan, before and after calibration. The error is
+    split into what actions cost and how they fit together, and the class, kernel, rank, link
+    or memory that stands out is named. Plans that became slower raise an alarm.
 
     Example: flopwright compare --png compare.png --html compare.html
     """
@@ -51,6 +71,7 @@ def compare(
     from flopwright.cli._store_query import chosen_measurements, warn_of_broken_calibrations
     from flopwright.cli._targets import check_file
     from flopwright.report.compare_report import make_report
+    from flopwright.report.drift import find_drifts
     from flopwright.simulator.calibration.files import load_calibration, write_atomically
     from flopwright.units import plural
 
@@ -62,7 +83,8 @@ def compare(
     after = load_calibration(calibration) if calibration else _newest(measurements)
     mine, others = _of_stack(measurements, after)
     first = load_calibration(before) if before else None
-    report = make_report(_compared(mine, first, after))
+    drifts = find_drifts(measurements)
+    report = make_report(_compared(store, mine, first, after), drifts)
     picture, page = _drawings(report, png, html)
     if png is not None:
         write_atomically(png, picture)
@@ -70,13 +92,15 @@ def compare(
         write_atomically(html, page)
     if as_json:
         typer.echo(json.dumps(report.to_data()))
-        return
-    show(console_of(130), report)
-    if others:
-        typer.echo(f"left out: {plural(len(others), 'run')} of other stacks", err=True)
-    for path in (png, html):
-        if path is not None:
-            typer.echo(f"written: {path}")
+    else:
+        show(console_of(130), report, by.value)
+        if others:
+            typer.echo(f"left out: {plural(len(others), 'run')} of other stacks", err=True)
+        for path in (png, html):
+            if path is not None:
+                typer.echo(f"written: {path}")
+    if alarm and any(d.alarm for d in drifts):
+        raise typer.Exit(1)
 
 
 def _newest(measurements: list[Measurement]) -> Calibration | None:
@@ -110,13 +134,20 @@ def _of_stack(
 
 
 def _compared(
-    measurements: list[Measurement], before: Calibration | None, after: Calibration | None
+    store: str | None,
+    measurements: list[Measurement],
+    before: Calibration | None,
+    after: Calibration | None,
 ) -> Iterator[ComparedRun]:
-    from flopwright.simulator.calibration.repredict import compared_run, prior_of
+    from flopwright.simulator.calibration.repredict import prior_of
+    from flopwright.simulator.comparison.run import compared_run
+    from flopwright.store import open_store
 
+    kept = open_store(store, create=False)
     for measurement in measurements:
         prior = before or prior_of(measurement)
-        yield compared_run(measurement, prior if after else None, after or prior)
+        trace = kept.trace(measurement.id)
+        yield compared_run(measurement, prior if after else None, after or prior, trace)
 
 
 def _drawings(report: object, png: Path | None, html: Path | None) -> tuple[bytes, str]:

@@ -26,6 +26,8 @@ NEEDS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "regret": ((), ""),
     "import": ((), ""),
     "import-model": ((), ""),
+    "import-log": ((), ""),
+    "store": ((), ""),
     "export": ((), ""),
     "rollouts": ((), ""),
     "calibrate": ((), ""),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flopwright.executor.launch.local import RunResult
     from flopwright.executor.launch.progress import Progress
     from flopwright.report.metrics import Measurement
+    from flopwright.report.trace import Trace
 
 
 class LogTo(Enum):
@@ -190,9 +191,24 @@ def _store(result: RunResult, url: str | None) -> str:
 
     kept = open_store(url)
     for measurement in result.measurements:
-        kept.add(measurement)
+        kept.add(*_with_traces(result.out_dir, measurement))
     address = url or default_url()
     return make_url(address).render_as_string() if "://" in address else address
+
+
+def _with_traces(out_dir: Path, measurement: Measurement) -> tuple[Measurement, Trace]:
+    """Returns a measurement with the kernels that a profile of it shows, and its actions."""
+    from flopwright.executor.launch.request import kineto_file, trace_file
+    from flopwright.report.trace import read_chrome_trace
+    from flopwright.simulator.comparison.foreign import with_kernels
+    from flopwright.store.foreign.kineto import read_kineto
+
+    name = measurement.plan_name
+    profiles = [out_dir / kineto_file(name, r.rank) for r in measurement.ranks]
+    seen = [read_kineto(path) for path in profiles if path.is_file()]
+    trace = out_dir / trace_file(name)
+    actions = read_chrome_trace(trace) if trace.is_file() else ()
+    return with_kernels(measurement, seen) if seen else measurement, actions
 
 
 def _as_data(result: RunResult, stored: str) -> dict[str, Any]:

@@ -118,8 +118,10 @@ def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
     measured = measurement.metrics
     prediction = _as_counted(prediction, measured)
     predicted = prediction.metrics
-    time_classes = _classes(
-        predicted.time_s, measured.time_s, TIME_CLASSES, whole=measured.step_time_s
+    time_classes = (
+        _classes(predicted.time_s, measured.time_s, TIME_CLASSES, whole=measured.step_time_s)
+        if measured.time_s
+        else ()  # only the whole step was timed
     )
     tensor_bytes = measured.tensor_memory_bytes()
     memory_classes = (
@@ -242,7 +244,8 @@ def class_causes(predicted: StepMetrics, measured: StepMetrics, noise: float) ->
         noise: by how much times differ for no reason, as a share.
     """
     step_s = measured.step_time_s
-    names = [c for c in dict.fromkeys([*predicted.time_s, *measured.time_s]) if c != "idle"]
+    timed = [*predicted.time_s, *measured.time_s] if measured.time_s else []
+    names = [c for c in dict.fromkeys(timed) if c != "idle"]
     seen = [
         Seen(of="time", name=n, ranks=(0,), predicted=p, measured=m,
              sigma=time_sigma(p, m, step_s, noise))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from typing import Literal
+from typing import Final, Literal
 
 from flopwright.report.compare import Comparison
+from flopwright.report.drift import PlanDrift
 from flopwright.spec.base import Spec
+
+GroupKey = Literal["plan", "phase", "stack"]
+_FIELDS: Final[dict[GroupKey, str]] = {"plan": "plan", "phase": "phase", "stack": "stack_id"}
 
 
 class ComparedRun(Spec):
@@ -52,6 +56,7 @@ class ComparisonReport(Spec):
     Attributes:
         fitted, held_out: summaries of `after` over runs learnt from and the others.
         noise_floor: the largest noise floor of the runs; errors below it say nothing.
+        drifts: plans measured often enough to say whether they have become slower.
     """
 
     kind: Literal["comparison_report"] = "comparison_report"
@@ -63,6 +68,7 @@ class ComparisonReport(Spec):
     fitted: ErrorSummary | None = None
     held_out: ErrorSummary | None = None
     noise_floor: float | None = None
+    drifts: tuple[PlanDrift, ...] = ()
 
 
 def summarise(comparisons: Iterable[Comparison]) -> ErrorSummary | None:
@@ -82,7 +88,7 @@ def summarise(comparisons: Iterable[Comparison]) -> ErrorSummary | None:
     )
 
 
-def make_report(runs: Iterable[ComparedRun]) -> ComparisonReport:
+def make_report(runs: Iterable[ComparedRun], drifts: Iterable[PlanDrift] = ()) -> ComparisonReport:
     """Returns the report over compared runs, in the order given."""
     found = tuple(runs)
     before = [r.before for r in found if r.before is not None]
@@ -96,4 +102,14 @@ def make_report(runs: Iterable[ComparedRun]) -> ComparisonReport:
         fitted=summarise(r.after for r in found if not r.held_out),
         held_out=summarise(r.after for r in found if r.held_out),
         noise_floor=max(floors, default=None),
+        drifts=tuple(drifts),
     )
+
+
+def by_group(report: ComparisonReport, key: GroupKey) -> dict[str, ErrorSummary]:
+    """Returns a summary of `after` by plan, phase or stack, in the order of the runs."""
+    groups: dict[str, list[Comparison]] = {}
+    for run in report.runs:
+        groups.setdefault(str(getattr(run, _FIELDS[key])), []).append(run.after)
+    found = {name: summarise(members) for name, members in groups.items()}
+    return {name: summary for name, summary in found.items() if summary is not None}

@@ -134,9 +134,14 @@ def label_of(kind: str, name: str, ranks: Sequence[int]) -> str:
         return f"{name} of stage {ranks[0]} (memory)"
     if name.startswith("links of"):
         return name
+    return f"{link_label(name, ranks)} (link)"
+
+
+def link_label(name: str, ranks: Sequence[int]) -> str:
+    """Returns a link in words: "pp_comm from rank 2 to 3"."""
     if name == "pp_comm" and len(ranks) == 2:
-        return f"{name} from rank {ranks[0]} to {ranks[1]} (link)"
-    return f"{name} of ranks {listed(ranks)} (link)"
+        return f"{name} from rank {ranks[0]} to {ranks[1]}"
+    return f"{name} of ranks {listed(ranks)}"
 
 
 def listed(ranks: Sequence[int]) -> str:

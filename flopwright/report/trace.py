@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from flopwright.errors import InputError, Violation
+
 
 class TraceEvent(NamedTuple):
     """One slice.
@@ -155,3 +157,35 @@ def write_chrome_trace(path: Path, events: Iterable[TraceEvent], *, world_size: 
     """Writes the trace as JSON, gzipped where the name ends in .gz."""
     data = chrome_trace(tuple(events), world_size=world_size)
     path.write_bytes(trace_bytes(data, zipped=path.suffix == ".gz"))
+
+
+def read_chrome_trace(path: Path) -> Trace:
+    """Returns the events of a trace that `write_chrome_trace` wrote.
+
+    Raises:
+        InputError: the file cannot be read, is cut short, or is another program's trace.
+    """
+    try:
+        raw = path.read_bytes()
+        data = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        kinds = {
+            (e["pid"], e["tid"]): str(e["args"]["name"])
+            for e in data["traceEvents"]
+            if e["ph"] == "M" and e["name"] == "thread_name"
+        }
+        return tuple(
+            TraceEvent(
+                rank=int(e["pid"]),
+                stream=kinds[e["pid"], e["tid"]],
+                name=str(e["name"]),
+                cls=str(e["args"]["class"]),
+                start_s=float(e["ts"]) * 1e-6,
+                end_s=(float(e["ts"]) + float(e["dur"])) * 1e-6,
+                nbytes=int(e["args"]["bytes"]),
+            )
+            for e in data["traceEvents"]
+            if e["ph"] == "X"
+        )
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        rule = f"not a trace of a run, or cut short: {error}"
+        raise InputError(Violation(file=str(path), rule=rule)) from error

@@ -28,7 +28,14 @@ def compared(
     plan = plan_of(measurement)
     prediction = predict_measurement(calibration, measurement)
     plain = compare(prediction, measurement)
-    split = split_error(plan.scenario, plan.parallel, calibration, prediction, measurement, trace)
+    told_apart = bool(trace or measurement.metrics.time_s) or any(
+        r.time_s for r in measurement.ranks
+    )
+    split = (
+        split_error(plan.scenario, plan.parallel, calibration, prediction, measurement, trace)
+        if told_apart
+        else None
+    )
     parts = predicted_parts(plan.scenario, plan.parallel, calibration)
     findings = plain.findings
     if measurement.ranks:

@@ -52,7 +52,7 @@ def split_error(
     if replayed is not None:
         basis = "actions"
     else:
-        basis = "ranks" if measurement.ranks else "classes"
+        basis = "ranks" if any(r.time_s for r in measurement.ranks) else "classes"
         replayed = _of_classes(scenario, plan, calibration, prediction, measurement, program)
     predicted = prediction.metrics.step_time_s
     return ErrorSplit(
@@ -135,14 +135,17 @@ class _Ratios:
         cls, plan: ParallelPlan, parts: Parts, prediction: Prediction, measurement: Measurement
     ) -> _Ratios:
         """Returns those of a run; where ranks were not told apart, all are as the critical one."""
-        if not measurement.ranks:
+        if not any(r.time_s for r in measurement.ranks):
             seen, foreseen = measurement.metrics.time_s, prediction.metrics.time_s
             same = {c: s / foreseen[c] for c, s in seen.items() if foreseen.get(c, 0.0) > 0}
             messages = dict.fromkeys(parts.messages_s, same.get("pp_comm", 1.0))
             return cls((same,) * plan.pp, messages, np.ones((plan.pp, plan.dp)))
         stages = [[r for r in measurement.ranks if r.stage == s] for s in range(plan.pp)]
+        timed = {c for r in measurement.ranks for c in r.time_s}
         classes = tuple(
-            {c: _mean(ranks, c) / p for c, p in parts.time_s[s].items()} if ranks else {}
+            {c: _mean(ranks, c) / p for c, p in parts.time_s[s].items() if c in timed}
+            if ranks
+            else {}
             for s, ranks in enumerate(stages)
         )
         return cls(classes, _message_ratios(plan, parts, measurement), _rank_ratios(plan, stages))

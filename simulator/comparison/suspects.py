@@ -92,10 +92,12 @@ class _View:
     def times(self) -> list[Seen]:
         """Returns busy seconds of every rank, traffic that links show left out."""
         out = []
+        # A profiler may have seen traffic alone: what no rank has was not looked at.
+        timed = {name for rank in self._run.ranks for name in rank.time_s}
         for rank in self._run.ranks:
             predicted = self._parts.time_s[rank.stage]
             for name in dict.fromkeys([*predicted, *rank.time_s]):
-                if name in self._linked or name == "idle":
+                if name in self._linked or name == "idle" or name not in timed:
                     continue
                 out.append(
                     self._seen(

@@ -1,0 +1,75 @@
+"""A log's lines, and how what is wrong with one is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from flopwright.errors import InputError, Violation
+
+MAX_BYTES: Final = 2**30
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+CUT_SHORT: Final = "the line is cut short"
+# Stands behind a last line without a line end, so that no number there is taken for whole.
+OPEN_END: Final = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (number, line) from 1 on, colours and line ends taken off.
+
+    A last line without a line end has OPEN_END behind it.
+
+    Raises:
+        InputError: the file cannot be read, is too large, or is no text.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(Violation(file=str(path), rule="the log is too large", limit="1 GiB"))
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        rule = f"cannot be read: {error.strerror}"
+        raise InputError(Violation(file=str(path), rule=rule)) from error
+    except UnicodeDecodeError as error:
+        rule = "is no text"
+        raise InputError(Violation(file=str(path), rule=rule)) from error
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        whole = number < len(lines) or text.endswith(("\n", "\r"))
+        # A number at the open end of a file may have more digits.
+        yield number, _COLOUR.sub("", line).rstrip() + ("" if whole else OPEN_END)
+
+
+def broken(path: Path, line: int, rule: str, fix: str = "") -> InputError:
+    """Returns the error of one line."""
+    return InputError(
+        Violation(
+            file=str(path),
+            line=line,
+            rule=rule,
+            nearest_fix=fix or "let the program end before its log is read, or take the line out",
+        )
+    )
+
+
+def nothing_found(path: Path, kind: str, example: str) -> InputError:
+    """Returns the error of a log without a single line of its kind."""
+    return InputError(
+        Violation(
+            file=str(path),
+            rule=f"holds no line of {kind}",
+            nearest_fix=f"a line looks like: {example}",
+        )
+    )
+
+
+def refuse_open_end(path: Path, line: int, text: str) -> None:
+    """Raises InputError for a line that the file ends in: its last number may be half of one."""
+    if text.endswith(OPEN_END):
+        raise broken(
+            path,
+            line,
+            f"{CUT_SHORT}: no line end stands behind it",
+            "let the program end before its log is read; if the line is whole, end it",
+        )
