@@ -68,7 +68,7 @@ def plan_loop(
         lines += [f"  {text.replace(': assumed: ', ': ', 1)}" for text in result.assumptions]
         typer.echo("\n".join(lines))
         for path in (out, png, trace):
-            if path is not None and result.best is not None:
+            if path is not None and result.best is not None and path.is_file():
                 typer.echo(f"wrote {path}")
     if result.best is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
@@ -87,10 +87,11 @@ def _write(
     if png is None and trace is None:
         return
     scenario = best.scenario
-    record = logged_round(scenario, best.outcome.report.seed)
+    rounds = best.outcome.report is not None
+    record = logged_round(scenario, result.seed) if rounds else None
     if png is not None:
         write_atomically(png, search_png(result, record, scenario.kv_capacity_tokens))
-    if trace is not None:
+    if trace is not None and record is not None:
         write_trace(trace, scenario, record)
 
 
@@ -102,8 +103,8 @@ def search_data(result: LoopResult) -> dict[str, Any]:
         for place, entry in enumerate(data.get(group, [])):
             entry.pop("scenario")
             entry["plan"].pop("scenario")
-            report = entry["outcome"].pop("report")
-            if group == "ranked" and place == 0:
+            report = entry["outcome"].pop("report", None)
+            if group == "ranked" and place == 0 and report is not None:
                 report.pop("rounds")
                 entry["outcome"]["report"] = report
     data["infeasible"] = [

@@ -18,8 +18,10 @@ from flopwright.spec.load import (
     CLUSTER_CATALOG,
     GPU_CATALOG,
     MODEL_CATALOG,
+    SCENARIO_CATALOG,
     _inline,
     _open,
+    _reference,
     catalog_names,
 )
 from flopwright.spec.model import ModelSpec
@@ -38,6 +40,7 @@ from flopwright.spec.workload import Optimizer, Precision
 from flopwright.spec.yaml_lines import Document, parse_yaml
 from flopwright.units import Bytes, Seconds
 
+SERVED_CATALOG: Final = SCENARIO_CATALOG / "serving" / "models"
 LayoutKind = Literal["colocated", "disaggregated", "one_step_off", "async"]
 Place = Literal["hbm", "dram", "nvme"]
 Objective = Literal["throughput", "cost"]
@@ -307,5 +310,16 @@ def loop_from(document: Document) -> LoopScenario:
     _inline(document, ("cluster",), CLUSTER_CATALOG, "cluster")
     _inline(document, ("cluster", "node", "gpu"), GPU_CATALOG, "GPU")
     _inline(document, ("serve", "model"), MODEL_CATALOG, "model")
+    _inline_served(document)
     _inline(document, ("train", "model"), MODEL_CATALOG, "model")
     return validate(LoopScenario, document)
+
+
+def _inline_served(document: Document) -> None:
+    """Replaces the name of a served model by what its file says, in place."""
+    serve = document.data.get("serve")
+    if isinstance(serve, dict) and isinstance(serve.get("served"), str):
+        key = ("serve", "served")
+        found = _reference(document, key, serve["served"], SERVED_CATALOG, "served model")
+        validate(ServedModel, found)
+        serve["served"] = found.data

@@ -12,6 +12,7 @@ from flopwright.plan.loop import Budget, GenerationPlan, HandOver, PhaseName, Up
 from flopwright.planner.rollouts.bounds import Work, most_per_s, work_of
 from flopwright.planner.rollouts.choices import Choice
 from flopwright.planner.rollouts.engines import Served
+from flopwright.planner.rollouts.streamed import streamed_violations
 from flopwright.planner.rollouts.updates import UpdateOption
 from flopwright.simulator.rollouts.weight_sync import switch_seconds
 from flopwright.spec.loop import LoopScenario, Place
@@ -98,6 +99,8 @@ def candidate(
     except InputError as error:
         broken += error.violations
     broken += _goals(loop, choice)
+    if choice.layout == "async" and scenario is not None:
+        broken += streamed_violations(scenario)
     most, work = 0.0, None
     if scenario is not None:
         work = work_of(scenario)

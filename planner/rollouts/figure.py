@@ -32,11 +32,13 @@ _LAYOUT_COLOURS: Final = {
 }
 
 
-def search_png(result: LoopResult, record: RoundRecord, capacity_tokens: int | None) -> bytes:
+def search_png(
+    result: LoopResult, record: RoundRecord | None, capacity_tokens: int | None
+) -> bytes:
     """Returns a search as PNG bytes: the best loop's round, the front, phases, what binds.
 
     Args:
-        record: a round of the best loop, with its log.
+        record: a round of the best loop, with its log; None where it has no rounds.
         capacity_tokens: of an instance of the best loop; None: never short.
 
     Raises:
@@ -44,14 +46,17 @@ def search_png(result: LoopResult, record: RoundRecord, capacity_tokens: int | N
     """
     best = result.best
     assert best is not None
-    figure = new_figure(16.0, 9.4)
-    axes = figure.subplots(2, 3)
-    draw_completions(axes[0][0], best.outcome.report, None)
-    draw_cache(axes[0][1], record, capacity_tokens)
-    draw_staleness(axes[0][2], best.outcome.report)
-    _front(axes[1][0], result)
-    _phases(axes[1][1], result.front)
-    _binds(axes[1][2], result.binds)
+    report = best.outcome.report
+    drawn = report is not None and record is not None
+    figure = new_figure(16.0, 9.4 if drawn else 5.4)
+    axes = figure.subplots(2 if drawn else 1, 3, squeeze=False)
+    if report is not None and record is not None:
+        draw_completions(axes[0][0], report, None)
+        draw_cache(axes[0][1], record, capacity_tokens)
+        draw_staleness(axes[0][2], report)
+    _front(axes[-1][0], result)
+    _phases(axes[-1][1], result.front)
+    _binds(axes[-1][2], result.binds)
     return png_bytes(figure, f"{result.scenario}: best is {best.words}")
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat
 
-from flopwright.planner.rollouts.candidate import PIPELINED, Candidate
+from flopwright.planner.rollouts.candidate import Candidate
 from flopwright.planner.rollouts.choices import Choice
 from flopwright.planner.rollouts.relaxed import relaxed
+from flopwright.planner.rollouts.streamed import streamed
 from flopwright.report.metrics import RoundMetrics
+from flopwright.simulator.rollouts.drivers import Kind
 from flopwright.simulator.rollouts.record import RoundRecord
 from flopwright.simulator.rollouts.report import RoundReport, round_report, warmup_rounds
 from flopwright.simulator.rollouts.rounds import simulate_rounds
 from flopwright.spec.base import Spec
 from flopwright.spec.loop import LoopScenario
+from flopwright.spec.rollout import RolloutScenario
 
 _HOUR_S: Final = 3600.0
+_MANY_ATTEMPTS: Final = 5000  # over all rounds of one simulation
 
 
 class Outcome(Spec):
@@ -29,7 +34,8 @@ class Outcome(Spec):
         mean_staleness: policy versions behind when trained on, for want of newer weights.
         iteration: of the loop: where phases overlap, `time_s` has what is seen of each.
         gpus: of both phases and of a judge; gpu_hours, usd: of one iteration.
-        report: the rounds as they were simulated, phases one after the other.
+        report: the rounds as they were simulated, phases one after the other; an asynchronous
+            loop has no rounds.
     """
 
     attempts_per_s: NonNegativeFloat
@@ -39,7 +45,7 @@ class Outcome(Spec):
     gpu_hours: NonNegativeFloat
     usd: float | None = None
     kv_use: float | None = None
-    report: RoundReport = Field(repr=False)
+    report: RoundReport | None = Field(default=None, repr=False)
 
     @property
     def per_gpu(self) -> float:
@@ -55,25 +61,48 @@ def outcome(loop: LoopScenario, candidate: Candidate, rounds: int, seed: int) ->
     """
     scenario, choice = candidate.scenario, candidate.choice
     assert scenario is not None
+    if choice.layout == "async":
+        steady, rate, staleness = streamed(scenario, choice, seed)
+        return _priced(loop, candidate, steady, rate, staleness, None)
     warm = warmup_rounds(scenario.fraction)
-    records = simulate_rounds(scenario, warm + rounds, seed)
-    kept = records[warm:]
-    report = round_report(scenario, kept, warmup=warm, seed=seed)
-    iteration, rate = report.steady, report.attempts_per_s
-    if choice.layout in PIPELINED:
-        iteration, rate = _overlapped(report, records[warm - 1 :])
+    records = simulate_rounds(
+        scenario, warm + rounds, seed, loop=_loop_for(scenario, warm + rounds)
+    )
+    report = round_report(scenario, records[warm:], warmup=warm, seed=seed)
+    steady, rate, staleness = report.steady, report.attempts_per_s, report.mean_staleness
+    if choice.layout == "one_step_off":
+        steady, rate = _overlapped(report, records[warm - 1 :])
+        staleness += 1.0
+    return _priced(loop, candidate, steady, rate, staleness, report)
+
+
+def _loop_for(scenario: RolloutScenario, rounds: int) -> Kind:
+    """Returns which event loop runs: a search runs many rounds, so the compiled one pays early."""
+    many = scenario.num_attempts * rounds >= _MANY_ATTEMPTS
+    return "compiled" if many and find_spec("numba") is not None else "auto"
+
+
+def _priced(
+    loop: LoopScenario,
+    candidate: Candidate,
+    steady: RoundMetrics,
+    rate: float,
+    staleness: float,
+    report: RoundReport | None,
+) -> Outcome:
     gpus = gpus_of(loop, candidate)
-    gpu_hours = gpus * iteration.round_time_s / _HOUR_S
+    gpu_hours = gpus * steady.round_time_s / _HOUR_S
     price = loop.cluster.price_usd_per_gpu_h if loop.cluster is not None else None
-    capacity = scenario.kv_capacity_tokens
+    assert candidate.scenario is not None
+    capacity = candidate.scenario.kv_capacity_tokens
     return Outcome(
         attempts_per_s=rate,
-        mean_staleness=report.mean_staleness + (1.0 if choice.layout == "one_step_off" else 0.0),
-        iteration=iteration,
+        mean_staleness=staleness,
+        iteration=steady,
         gpus=gpus,
         gpu_hours=gpu_hours,
         usd=None if price is None else price * gpu_hours,
-        kv_use=None if not capacity else report.steady.kv_peak_tokens / capacity,
+        kv_use=None if not capacity else steady.kv_peak_tokens / capacity,
         report=report,
     )
 

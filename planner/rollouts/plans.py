@@ -9,7 +9,7 @@ from flopwright.spec.loop import LoopScenario
 
 
 def loop_plan(
-    loop: LoopScenario, made: Candidate, found: Outcome, binds: dict[str, float]
+    loop: LoopScenario, made: Candidate, found: Outcome, binds: dict[str, float], seed: int
 ) -> LoopPlan:
     """Returns the plan of a simulated candidate.
 
@@ -25,8 +25,8 @@ def loop_plan(
         gpu_hours=found.gpu_hours,
         usd=found.usd,
         bound_by=next(iter(binds), ""),
-        seed=found.report.seed,
-        rounds=len(found.report.rounds),
+        seed=seed,
+        rounds=0 if found.report is None else len(found.report.rounds),
     )
     return make_loop_plan(
         loop,

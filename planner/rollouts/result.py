@@ -51,6 +51,7 @@ class LoopResult(Spec):
 
     scenario: str
     objective: str
+    seed: int = 0
     candidates: int
     simulated: int
     ruled_out: int

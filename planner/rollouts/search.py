@@ -245,6 +245,7 @@ def _result(state: _Search, left: int, top_k: int, seconds: float) -> LoopResult
     best = state.reached[order[0]].value if order else 0.0
     return LoopResult(
         scenario=state.loop.name,
+        seed=state.seed,
         objective=state.loop.objective,
         candidates=len(state.known),
         simulated=len(state.reached),
@@ -265,7 +266,7 @@ def _ranked(state: _Search, index: int, binds: dict[str, float]) -> RankedLoop:
     served_by = state.engines[Shape(made.choice.gpus_per_instance, made.choice.tp, made.choice.ep)]
     return RankedLoop(
         words=words(made.choice),
-        plan=loop_plan(state.loop, made, found, binds),
+        plan=loop_plan(state.loop, made, found, binds, state.seed),
         outcome=found,
         scenario=made.scenario,
         kv_capacity_tokens=None if served_by is None else served_by.engine.kv_capacity_tokens,
@@ -291,7 +292,8 @@ def _told(state: _Search, best: float) -> tuple[InfeasibleLoop, ...]:
 def _assumptions(state: _Search, order: list[int]) -> tuple[str, ...]:
     texts: list[str] = []
     for index in order:
-        texts += state.outcomes[index].report.assumptions
+        report = state.outcomes[index].report
+        texts += () if report is None else report.assumptions
         texts += state.candidates[index].update.assumptions
     texts += [
         f"{name}: {text}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flopwright.plan.loop import PER, PLACE_WORDS, LoopPlan
 from flopwright.planner.rollouts.campaign import Campaign
+from flopwright.planner.rollouts.outcome import Outcome
 from flopwright.planner.rollouts.result import LoopResult, RankedLoop
 from flopwright.units import plural, show_bytes, show_count, show_seconds
 
@@ -60,8 +61,7 @@ def _best_lines(best: RankedLoop) -> list[str]:
         f"throughput           {out.attempts_per_s:.4g} attempts/s, "
         f"{show_count(iteration.tokens_per_s)} tokens/s, "
         f"{show_count(iteration.tokens_per_s / out.gpus)} tokens/s a GPU",
-        f"staleness            mean {out.mean_staleness:.3f} versions behind; "
-        f"{out.report.off_policy_share:.1%} of completed tokens are from older versions",
+        f"staleness            mean {out.mean_staleness:.3f} versions behind{_stale_tokens(out)}",
         f"cache                {_cache_words(best)}",
         f"tail                 {show_seconds(iteration.tail_s) if iteration.tail_s else 'none'}"
         f" with at most a tenth of the attempts left; {iteration.gpu_idle_share:.1%} idle slots",
@@ -69,6 +69,12 @@ def _best_lines(best: RankedLoop) -> list[str]:
         *(f"  {line}" for line in memory_lines(plan)),
     ]
     return lines
+
+
+def _stale_tokens(out: Outcome) -> str:
+    if out.report is None:
+        return " when trained on"
+    return f"; {out.report.off_policy_share:.1%} of completed tokens are from older versions"
 
 
 def _money(usd: float | None) -> str:

@@ -16,7 +16,8 @@ def draw_cache(axis: Any, record: RoundRecord, capacity_tokens: int | None) -> N
     times, fullest, mean, lost = cache_over_time(record)
     scale = 1e6 if max(fullest, default=0) >= 2e6 else 1e3
     axis.plot(times, [v / scale for v in fullest], color=BLUE, linewidth=1.6, label="fullest")
-    axis.plot(times, [v / scale for v in mean], color=LIGHT, linewidth=1.6, label="mean")
+    if mean != fullest:
+        axis.plot(times, [v / scale for v in mean], color=LIGHT, linewidth=1.6, label="mean")
     if capacity_tokens is not None:
         axis.axhline(capacity_tokens / scale, color=RED, linewidth=1, linestyle="--")
         axis.annotate(
@@ -29,7 +30,7 @@ def draw_cache(axis: Any, record: RoundRecord, capacity_tokens: int | None) -> N
             transform=axis.get_xaxis_transform(), label=f"{len(lost):,} preemptions",
         )  # fmt: skip
     axis.set_xlim(left=0)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.08 * max(*fullest, capacity_tokens or 0, 1) / scale)
     axis.legend(loc="lower right", frameon=False, fontsize=9)
     unit = "million" if scale == 1e6 else "thousand"
     head(axis, "cache over one generation phase", "s", f"{unit} tokens of an instance")

@@ -25,6 +25,7 @@ from flopwright.spec.load import (
     load_scenario,
     make_plan_file,
 )
+from flopwright.spec.loop import is_loop
 from flopwright.spec.model import GqaAttention
 from flopwright.spec.rollout import ROLLOUT_CATALOG, ParetoLengths
 
@@ -36,7 +37,10 @@ FOLDERS = {
     "gpu": GPU_CATALOG,
 }
 FILES = [
-    (kind, path) for kind, folder in FOLDERS.items() for path in sorted(folder.glob("*.yaml"))
+    (kind, path)
+    for kind, folder in FOLDERS.items()
+    for path in sorted(folder.glob("*.yaml"))
+    if kind != "rollout" or not is_loop(path)  # loops stand beside the rounds
 ]
 MINI = "kimi_k2_mini_2cpu_fp32"
 K2 = "kimi_k2_pretrain_2048gpu_h800_bf16"

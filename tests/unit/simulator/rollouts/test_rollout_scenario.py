@@ -8,9 +8,9 @@ import pytest
 
 from flopwright.errors import InputError
 from flopwright.simulator.rollouts.rounds import simulate
-from flopwright.spec.load import catalog_names, dump_yaml
+from flopwright.spec.load import dump_yaml
+from flopwright.spec.loop import round_names
 from flopwright.spec.rollout import (
-    ROLLOUT_CATALOG,
     RolloutScenario,
     load_rollout_scenario,
     longest,
@@ -28,7 +28,7 @@ decode: {per_step: 10 ms, per_attempt: 1 us}
 """
 
 
-@pytest.mark.parametrize("name", catalog_names(ROLLOUT_CATALOG))
+@pytest.mark.parametrize("name", round_names())
 def test_shipped_scenarios_load_say_their_sources_and_read_back(name):
     scenario = load_rollout_scenario(name)
     assert scenario.name == name
