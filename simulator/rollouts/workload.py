@@ -7,11 +7,15 @@ same whatever the policy is.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from flopwright.simulator.rollouts.lengths import Floats, Ints, LengthStream
 from flopwright.spec.rollout import Agent, LengthSpec, RolloutScenario, TimeLaw
+
+# Attempts whose turns are drawn together: with a thousand turns each, tens of megabytes.
+_TOGETHER: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,11 @@ class Workload:
         none = np.zeros(len(ids), dtype=np.int64)
         turns, tokens, read, seconds = np.ones_like(none), total, none, none.astype(np.float64)
         if scenario.agent is not None:
-            total, turns, tokens, read, seconds = self._turns(scenario.agent, total, ids)
+            blocks = [
+                self._turns(scenario.agent, total[i : i + _TOGETHER], ids[i : i + _TOGETHER])
+                for i in range(0, max(1, len(ids)), _TOGETHER)
+            ]
+            total, turns, tokens, read, seconds = map(np.concatenate, zip(*blocks, strict=True))
         estimate = total.astype(np.float64)
         if scenario.schedule.order == "longest_first" and scenario.schedule.estimate_sigma > 0:
             error = self._errors.standard_normal(len(ids))

@@ -69,9 +69,10 @@ def growth(s: Arrays, i: int, steps: int) -> int:
     if size == 1:
         return active * steps
     total = steps // size * active
-    step = s.ints[i, c.STEP]
-    for j in range(steps % size):
-        total += s.residues[i, (-(step + j)) % size]
+    at = (-s.ints[i, c.STEP]) % size
+    for _ in range(steps % size):
+        total += s.residues[i, at]
+        at = at - 1 if at > 0 else size - 1
     return total
 
 
@@ -84,11 +85,12 @@ def steps_that_fit(s: Arrays, i: int, steps: int) -> int:
         return steps
     fit = free // active * size
     left = free - free // active * active
-    step = s.ints[i, c.STEP] + fit
+    at = (-(s.ints[i, c.STEP] + fit)) % size
     for j in range(size):
-        left -= s.residues[i, (-(step + j)) % size] if size > 1 else active
+        left -= s.residues[i, at] if size > 1 else active
         if left < 0 or fit + j >= steps:
             return min(fit + j, steps)
+        at = at - 1 if at > 0 else size - 1
     return min(fit + size, steps)
 
 

@@ -15,6 +15,7 @@ from flopwright.simulator.rollouts.compiled.cache import (
     rest,
 )
 from flopwright.simulator.rollouts.compiled.columns import Arrays
+from flopwright.simulator.rollouts.compiled.handle import bind
 from flopwright.simulator.rollouts.compiled.heaps import (
     append,
     pop,
@@ -229,8 +230,13 @@ def begin(s: Arrays) -> None:
 
 
 @compiled_once
-def run(s: Arrays) -> None:
-    """Runs one phase from its start to its end."""
+def run(at: int) -> None:
+    """Runs one phase from its start to its end.
+
+    Args:
+        at: address of the table of its arrays (`handle.places`).
+    """
+    s = bind(at)
     begin(s)
     tools = 3 * s.rules[c.INSTANCES] + 1
     while not s.counts[c.OVER]:

@@ -10,7 +10,7 @@ from flopwright.errors import InputError, Violation
 from flopwright.simulator.rollouts import state as st
 from flopwright.simulator.rollouts.compiled import columns as c
 from flopwright.simulator.rollouts.compiled.columns import Arrays
-from flopwright.simulator.rollouts.compiled.handle import Handle
+from flopwright.simulator.rollouts.compiled.handle import places
 from flopwright.simulator.rollouts.compiled.heaps import new_tree
 from flopwright.simulator.rollouts.compiled.loop import run
 from flopwright.simulator.rollouts.state import EventLog, PhaseResult, PhaseState, Rules
@@ -24,7 +24,8 @@ def generate(state: PhaseState, log: bool = False) -> PhaseResult:
     entries = _FIRST_LOG + 16 * len(state.rows) if log else 0
     while True:
         arrays = arrays_of(state, entries)
-        run(Handle(arrays))
+        at = places(arrays)
+        run(at.ctypes.data)
         needed = int(arrays.counts[c.LOGGED])
         if not log or needed <= entries:
             break

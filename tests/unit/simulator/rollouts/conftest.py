@@ -14,7 +14,7 @@ def _engine(pick: Any, longest: int, samples: int) -> dict[str, Any]:
     block = int(pick([1, 4, 16]))
     state = int(pick([0, 0, 3]))
     need = (longest + block) // block * block + state
-    short = pick([None, need + block, 2 * need, 5 * need])
+    short = pick([None, need + block, need + block, 2 * need])
     table = {
         "batch": [1, 2, 4, 8, 1000],
         "base": [0.013, 0.0131, 0.0142, 0.017, 0.031],
@@ -30,7 +30,7 @@ def _engine(pick: Any, longest: int, samples: int) -> dict[str, Any]:
         "block_tokens": block,
         "kv_tokens_per_attempt": state,
         "kv_bytes_per_token": 1000.0,
-        "max_running": pick([None, 3]),
+        "max_running": pick([None, None, 3]),
         "chunk_tokens": pick([None, 7, 64]),
         "prefix_cache": bool(samples > 1 and pick([True, False])),
         "speculation": pick([None, {"drafts": 3, "acceptance": 0.6, "draft": 0.002}]),
@@ -63,14 +63,14 @@ def random_scenario(seed: int) -> RolloutScenario:
             [
                 {"kind": "lognormal", "mean": 20, "sigma": 1.0, "cap": cap},
                 {"kind": "exponential", "mean": 15, "cap": cap},
-                {"kind": "empirical", "values": [1, 2, 3, 11]},
+                {"kind": "empirical", "values": [1, 2, 3, 11], "cap": cap},
             ]
         ),
-        "slots_per_instance": pick([None, None, 2, 5]),
+        "slots_per_instance": pick([None, None, None, 5]),
         "schedule": {
             "order": pick(["fifo", "longest_first", "oracle", "probe"]),
             "routing": pick(["pooled", "pooled", "uniform", "group"]),
-            "concurrency": pick([None, 3]),
+            "concurrency": pick([None, None, None, 3]),
         },
         "stop": pick([{}, {}, {"count": "groups"}, {"rule": "over_issue", "factor": 1.5},
                       {"rule": "token_budget", "tokens": 9}, {"keep": False}]),
@@ -114,7 +114,7 @@ def random_scenario(seed: int) -> RolloutScenario:
         data["prefill"] = pick([None, {"fixed": 0.003, "per_token": 1e-3}])
         data["kv"]["per_token"] = "1000 B"
         if pick([True, False]):
-            data["kv"]["capacity"] = f"{1000 * int(pick([1, 3])) * (longest + 1)} B"
+            data["kv"]["capacity"] = f"{1000 * int(pick([1, 2])) * (longest + 1)} B"
         if pick([True, False]):
             data["kv"]["host"] = {"size": "60 kB", "bandwidth": "100 kB/s"}
             data["kv"]["nvme"] = pick([None, {"size": "1 MB", "bandwidth": "20 kB/s"}])

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flopwright.errors import InputError
-from flopwright.simulator.rollouts.layouts_fleet import Fleet, Work, check_contexts
+from flopwright.simulator.rollouts.layouts_fleet import Fleet, check_contexts
 from flopwright.simulator.rollouts.layouts_generation import Generation, generate
 from flopwright.simulator.rollouts.layouts_routing import equal_loads
+from flopwright.simulator.rollouts.layouts_work import Work
 from flopwright.spec.rollouts.engine import EngineModel, PrefillTable, Speculation, StepTable
 from flopwright.spec.rollouts.layout import Fleet as FleetSpec
 
