@@ -24,14 +24,18 @@ _WIDEST: Final = 128  # the first part of a width that is no power of two
 
 @triton.jit
 def _logits(q1, q2, k1_ptr, k2_ptr, key, seq, k_stride, in1, in2, D2: tl.constexpr):
-    """Returns q @ k^T [BM, BN] over both parts of the width."""
+    """Returns q @ k^T [BM, BN] over both parts of the width.
+
+    Keys are turned in the product as in the backward pass: logits of both are equal to the
+    bit, without which a probability of 1 is not 1 where logits are large.
+    """
     there = key < seq
-    offset = key.to(tl.int64)[None, :] * k_stride
-    k1 = tl.load(k1_ptr + offset, mask=there[None, :] & in1[:, None], other=0.0)
-    s = product(q1, k1)
+    offset = key.to(tl.int64)[:, None] * k_stride
+    k1 = tl.load(k1_ptr + offset, mask=there[:, None] & in1[None, :], other=0.0)
+    s = product(q1, tl.trans(k1))
     if D2:
-        k2 = tl.load(k2_ptr + offset, mask=there[None, :] & in2[:, None], other=0.0)
-        s = dot(q2, k2, s)
+        k2 = tl.load(k2_ptr + offset, mask=there[:, None] & in2[None, :], other=0.0)
+        s = dot(q2, tl.trans(k2), s)
     return s
 
 
@@ -59,8 +63,8 @@ def _forward(
     q2 = q1
     if D2:
         q2 = tl.load(q + d2[None, :], mask=(row < seq)[:, None] & in2[None, :], other=0.0)
-    k1_ptr = k_ptr + b * seq * k_stride + g * width + d1[:, None]
-    k2_ptr = k_ptr + b * seq * k_stride + g * width + d2[:, None]
+    k1_ptr = k_ptr + b * seq * k_stride + g * width + d1[None, :]
+    k2_ptr = k_ptr + b * seq * k_stride + g * width + d2[None, :]
     v_ptr += b * seq * v_stride + g * v_width + dv[None, :]
     c = scale * LOG2E
     m = tl.full((BM,), float("-inf"), dtype=tl.float32)

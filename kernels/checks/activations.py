@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flopwright.kernels.checks.compare import Check, Verdict, verify
+from flopwright.kernels.checks.compare import FAR, Check, Verdict, verify
 from flopwright.kernels.checks.experts import draw
 from flopwright.kernels.fp8_quantize import reference as fp8
 from flopwright.kernels.fp8_quantize.op import (
@@ -53,7 +53,7 @@ def same_codes(name: str, found: tuple[Tensor, Tensor], exact: tuple[Tensor, Ten
     steps = (_order(found[0]) - _order(exact[0])).abs()
     off = float((steps > 0).double().mean()) if steps.numel() else 0.0
     wrong = not torch.equal(found[1], exact[1]) or bool((steps > 1).any())
-    return Verdict(name, float("inf") if wrong else off / ONE_STEP_OFF, off)
+    return Verdict(name, FAR if wrong else off / ONE_STEP_OFF, off)
 
 
 def fp8_verdicts(

@@ -32,16 +32,21 @@ def _torchs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns torch's own attention, with the two statistics it does not give."""
     seq, mask = q.shape[1], None
+    # Key heads are repeated and widths made equal: only then torch takes its flash kernel
+    # everywhere, which like ours keeps one number a row.
+    repeat, widest = q.shape[2] // k.shape[2], max(q.shape[3], v.shape[3])
+    queries, keys, values = (F.pad(t, (0, widest - t.shape[3])) for t in (q, k, v))
+    keys, values = (t.repeat_interleave(repeat, 2) for t in (keys, values))
     if 0 < window < seq:
         i = torch.arange(seq, device=q.device)
         mask = (i <= i.unsqueeze(1)) & (i > i.unsqueeze(1) - window)
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask,
-        is_causal=mask is None, scale=scale, enable_gqa=True,
+        queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask,
+        is_causal=mask is None, scale=scale,
     )  # fmt: skip
     with torch.no_grad():
         statistics = exact_attention(q.float(), k.float(), v.float(), scale, window)[1:]
-    return out.transpose(1, 2), *statistics
+    return out[..., : v.shape[3]].transpose(1, 2), *statistics
 
 
 def attention_check(

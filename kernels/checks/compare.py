@@ -22,6 +22,7 @@ Function = Callable[..., Tensor | tuple[Tensor, ...]]
 TIMES_TORCH: Final = 2.0
 OF_LARGEST: Final = 1e-6
 _MANTISSA: Final = {torch.bfloat16: 7, torch.float16: 10}
+FAR: Final = 1e30  # what is not a number; JSON has no infinity
 _ZERO: Final = 1e-12  # of the other gradients: float64's own rounding
 _LEAST_NORMAL: Final = {torch.bfloat16: -126, torch.float16: -14}
 
@@ -116,8 +117,10 @@ def judge(
     error = (found.double() - exact).abs()
     ratio = error / allowed.clamp_min(torch.finfo(torch.float64).tiny)
     ratio = torch.where(error == 0, torch.zeros_like(ratio), ratio)
-    worst = float("inf") if bool(ratio.isnan().any()) else float(ratio.max())
-    return Verdict(name, worst, float(error.max()) / max(largest, 1e-300))
+    worst = FAR if bool(ratio.isnan().any()) else min(FAR, float(ratio.max()))
+    return Verdict(
+        name, worst, min(FAR, float(error.nan_to_num(FAR).max()) / max(largest, 1e-300))
+    )
 
 
 def _results(

@@ -49,7 +49,7 @@ def _attention(device: torch.device, dtype: torch.dtype, seed: int, real: bool) 
     shapes = (
         [((1, 700, 4, 4), (192, 128)), ((2, 513, 8, 1), (128, 128))]
         if real
-        else [((1, 20, 2, 1), (24, 16))]
+        else [((1, 40, 2, 1), (24, 16))]
     )
     checks = [attention_check(s, w, dtype, device, seed=seed) for s, w in shapes]
     shape, widths = shapes[0]

@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
         ((1, 1, 2, 1), (8, 8), 0, 1.0),  # one token
         ((1, 66, 1, 1), (40, 24), 20, 1.0),  # a window
         ((1, 64, 1, 1), (32, 32), 0, 16.0),  # logits of thousands
+        ((1, 32, 2, 1), (24, 16), 0, 8.0),  # of hundreds, where few keys share the weight
     ],
 )
 def test_attention(
