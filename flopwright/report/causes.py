@@ -173,7 +173,9 @@ class _Inverse:
 def _cause(seen: Sequence[Seen], suspect: Suspect, more: float, sigmas: float) -> Cause:
     """Returns the cause with the seconds or bytes of the place that it adds most to."""
     scaled: list[int] = np.flatnonzero(suspect.parts).tolist()
-    touched = [i for i in scaled if seen[i].of != "kernel"] or scaled
+    # Kernels are parts of times: one of the two is shown, the suspect's own kind.
+    own = [i for i in scaled if (seen[i].of == "kernel") == (suspect.kind == "kernel")]
+    touched = own or scaled
     places: dict[tuple[int, ...], list[int]] = {}
     for i in touched:
         # Links stand for themselves; times of a rank, and memory of a stage, add up.

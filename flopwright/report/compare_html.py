@@ -8,6 +8,7 @@ from typing import Any
 
 from flopwright.errors import InputError, Violation
 from flopwright.report.compare import ClassComparison, Comparison
+from flopwright.report.compare_html_parts import alarms, details, split_figure
 from flopwright.report.compare_report import ComparedRun, ComparisonReport
 from flopwright.report.compare_style import (
     AFTER,
@@ -25,6 +26,9 @@ _CSS = (
     "body{font-family:system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;"
     "color:#222}table{border-collapse:collapse;margin:1em 0}td,th{padding:.3em .8em;"
     "border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}"
+    ".runs td:last-child,.runs th:last-child{text-align:left;min-width:22em}"
+    "details{margin:.6em 0}summary{cursor:pointer;font-weight:600}"
+    ".alarm{background:#fdecea;border-left:4px solid #d1495b;padding:.5em 1em}"
 )
 
 
@@ -48,6 +52,10 @@ def comparison_html(report: ComparisonReport) -> str:
         _stacks(go, report.runs, lambda r: r.after.memory_classes, MEMORY_COLOURS, bytes_scale,
                 "memory of the fullest stage by class"),
     ]  # fmt: skip
+    if any(r.after.split is not None for r in report.runs):
+        figures.insert(1, split_figure(go, report.runs))
+    for figure in figures:
+        figure.update_layout(plot_bgcolor="#f6f7f9", margin={"t": 50, "b": 40})
     # plotly's script once, in the first chart
     charts = "\n".join(
         plotly.io.to_html(f, full_html=False, include_plotlyjs=i == 0)
@@ -56,8 +64,8 @@ def comparison_html(report: ComparisonReport) -> str:
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         f"<title>predicted and measured</title><style>{_CSS}</style></head><body>"
-        f"<h1>Predicted and measured</h1>{_summary(report)}{charts}{_table(report)}"
-        "</body></html>\n"
+        f"<h1>Predicted and measured</h1>{alarms(report)}{_summary(report)}{_table(report)}"
+        f"{details(report)}{charts}</body></html>\n"
     )
 
 
@@ -122,10 +130,12 @@ def _percent(value: float | None, signed: bool = True) -> str:
 def _summary(report: ComparisonReport) -> str:
     rows = [
         ("before calibration", report.before),
-        ("after calibration", report.after),
+        ("after calibration" if report.before else "predicted", report.after),
         ("after, runs learnt from", report.fitted),
         ("after, runs not learnt from", report.held_out),
     ]
+    if report.before is None:
+        rows = rows[1:2]
     body = "".join(
         _row(
             name,
@@ -148,25 +158,34 @@ def _summary(report: ComparisonReport) -> str:
 
 
 def _table(report: ComparisonReport) -> str:
-    head = _row(
-        "plan", "measured", "predicted before", "predicted after", "error before", "error after",
-        "memory error", "where to look first", tag="th",
-    )  # fmt: skip
-    return f"<h2>Run by run</h2><table>{head}{''.join(_run_row(r) for r in report.runs)}</table>"
+    with_before = report.before is not None
+    names = ["plan", "measured"]
+    names += ["predicted before", "error before", "after", "error after"] if with_before else [
+        "predicted", "error",
+    ]  # fmt: skip
+    head = _row(*names, "of it cost", "structure", "memory error", "what stands out", tag="th")
+    body = "".join(_run_row(r, with_before=with_before) for r in report.runs)
+    return f"<h2>Run by run</h2><table class='runs'>{head}{body}</table>"
 
 
-def _run_row(run: ComparedRun) -> str:
+def _run_row(run: ComparedRun, *, with_before: bool) -> str:
     def step(c: Comparison | None) -> str:
         return show_seconds(c.metrics[0].predicted) if c else "-"
 
-    after = run.after
-    return _row(
-        run.plan_name + (" (not learnt from)" if run.held_out else ""),
-        show_seconds(after.metrics[0].measured),
+    after, split = run.after, run.after.split
+    learnt = " (not learnt from)" if run.held_out and with_before else ""
+    before = [
         step(run.before),
-        step(after),
         _percent(run.before.error("step_time_s") if run.before else None),
+    ]
+    return _row(
+        run.plan_name + learnt,
+        show_seconds(after.metrics[0].measured),
+        *(before if with_before else ()),
+        step(after),
         _percent(after.error("step_time_s")),
+        _percent(split.cost if split else None),
+        _percent(split.structure if split else None),
         _percent(after.error("tensor_memory_bytes")),
         after.worst.text if after.worst else "-",
     )

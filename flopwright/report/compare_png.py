@@ -95,6 +95,9 @@ def _step_time(axis: Any, report: ComparisonReport) -> None:
         )  # fmt: skip
         lows.append(low)
         highs.append(high)
+        if comparison.split is not None:
+            replayed = comparison.split.replayed_s / step.measured
+            axis.plot(replayed, row, "d", color="#333333", markersize=6, zorder=5)
         if run.before is not None:
             before = run.before.metrics[0]
             was = before.predicted / before.measured
@@ -111,7 +114,12 @@ def _step_axes(axis: Any, report: ComparisonReport, low: float, high: float) -> 
     axis.set_ylim(len(report.runs) - 0.4, -0.7)
     axis.set_xscale("log")
     axis.set_xlim(low * 0.94, high * 1.06)
-    ticks = [t for t in _RATIO_TICKS if low * 0.94 <= t <= high * 1.06]
+    wide = high / low > 2.5  # 1.1 and 1.2 would touch 1
+    ticks = [
+        t
+        for t in _RATIO_TICKS
+        if low * 0.94 <= t <= high * 1.06 and not (wide and t in {0.9, 1.1, 1.2})
+    ]
     axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axis.set_xticks([], minor=True)
     axis.set_xlabel("predicted / measured step time (bands: 10 % and 20 %)")
@@ -125,6 +133,11 @@ def _step_axes(axis: Any, report: ComparisonReport, low: float, high: float) -> 
         dots.append(
             Line2D([], [], ls="", marker="o", mfc="white", mec=BEFORE, label="before calibration")
         )
+    else:
+        dots = [Line2D([], [], ls="", marker="o", color=HELD_OUT, label="prediction"), *dots[2:]]
+    if any(r.after.split is not None for r in report.runs):
+        text = "the run's own durations, replayed"
+        dots.append(Line2D([], [], ls="", marker="d", color="#333333", label=text))
     axis.legend(handles=dots, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -173,8 +186,8 @@ def _stacks(
                 )  # fmt: skip
                 base += height
             axis.text(column + shift, base, _number(base), ha="center", va="bottom", fontsize=8)
-    names = [textwrap.fill(r.plan_name, 10) for r in runs]
-    axis.set_xticks(range(len(runs)), names, fontsize=9)
+    names = [textwrap.fill(r.plan_name.replace("_", "_ "), 11).replace("_ ", "_") for r in runs]
+    axis.set_xticks(range(len(runs)), names, fontsize=9 if len(runs) < 5 else 8)
     axis.set_ylabel(f"{title} ({unit})")
     axis.set_title("predicted (left, hatched) and measured (right)", fontsize=11)
     axis.set_ylim(0, 1.1 * max(totals, default=1.0) * factor)

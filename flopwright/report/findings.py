@@ -122,7 +122,8 @@ def _finding(cause: Cause, step_s: float, stage_bytes: Sequence[int]) -> Finding
         factor=cause.factor,
         sigmas=cause.sigmas,
         text=f"{label_of(cause.kind, cause.name, cause.ranks)}: "
-        f"{_amounts(memory, cause.predicted, cause.measured)}; {_side(share, memory)}",
+        f"{_amounts(memory, cause.predicted, cause.measured)} (x {cause.factor:.2f}); "
+        f"{_side(share, memory)}",
     )
 
 
