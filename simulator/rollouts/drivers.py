@@ -26,7 +26,8 @@ def expected_events(scenario: RolloutScenario, rounds: int) -> float:
     if agent is not None and agent.tokens_per_turn is not None:
         each += 2 * mean / agent.tokens_per_turn
     elif agent is not None and agent.turns is not None:
-        each += 2 * float(longest(agent.turns) or getattr(agent.turns, "mean", 10))
+        most = longest(agent.turns) or getattr(agent.turns, "mean", None)
+        each += 2.0 * (10 if most is None else most)
     if chunk is not None:
         each += mean / chunk
     return rounds * scenario.num_attempts * each

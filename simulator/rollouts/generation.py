@@ -19,19 +19,20 @@ from flopwright.plan import rollout_choices as policy
 from flopwright.simulator.rollouts import state as st
 from flopwright.simulator.rollouts.attempt import Attempt, Queue
 from flopwright.simulator.rollouts.instance import Instance
+from flopwright.simulator.rollouts.instance_cache import Slots
 from flopwright.simulator.rollouts.state import EventLog, PhaseResult, PhaseState
 
 _BY_INSTANCE: Final = 2**40  # behind every attempt in the order of events at one time
 
 
-class _Clock(simpy.Environment):
+class _Clock(simpy.Environment):  # type: ignore[misc]
     """SimPy with events at absolute times, so that no time is rounded twice."""
 
     def at(self, time_s: float, priority: int) -> simpy.Event:
         """Returns an event that happens at `time_s`; lower priorities first, 0 is SimPy's own."""
         event = simpy.Event(self)
         event._ok, event._value = True, None
-        heapq.heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
+        heapq.heappush(self._queue, (time_s, priority, next(self._eid), event))
         return event
 
 
@@ -135,7 +136,7 @@ class Phase:
     def expect(self, a: Attempt, time_s: float) -> None:
         """Makes something happen to an attempt at a time: a tool answers, a load ends."""
         event = self.clock.at(time_s, 1 + a.row)
-        event.callbacks.append(lambda _: self._happens(a, time_s))  # type: ignore[union-attr]
+        event.callbacks.append(lambda _: self._happens(a, time_s))
 
     def _happens(self, a: Attempt, time_s: float) -> None:
         if self.over or a.ready_s != time_s or a.status not in {st.TOOL, st.LOADING}:
@@ -179,7 +180,7 @@ class Phase:
 
     # ---- the run -------------------------------------------------------------------------
 
-    def note(self, time_s: float, kind: int, a: Attempt | None, where: Instance | None) -> None:
+    def note(self, time_s: float, kind: int, a: Attempt | None, where: Slots | None) -> None:
         """Writes an entry of the log."""
         row = -1 if a is None else int(self.state.rows[a.row, st.ID])
         block = self.state.rules.block

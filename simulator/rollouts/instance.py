@@ -19,11 +19,13 @@ from flopwright.simulator.rollouts.attempt import Attempt
 from flopwright.simulator.rollouts.decode import prefill_s, steps_within, stretch_s
 from flopwright.simulator.rollouts.instance_admission import Admission
 
+Curve = tuple[float, float, int, int, float, float, float, int, int, int, float]
+
 
 class Instance(Admission):
     """One engine in a phase."""
 
-    def curve(self) -> tuple[Any, ...]:
+    def curve(self) -> Curve:
         """Returns what `stretch_s` asks for, but the steps."""
         rules, active = self.rules, len(self.decoding)
         single = self.lane[0] if self.batch == 1 else None

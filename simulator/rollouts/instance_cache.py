@@ -48,6 +48,10 @@ class Slots:
         self.busy_s = 0.0
         self.noted_s = 0.0
 
+    def nudge(self, now_s: float) -> None:
+        """Brings the next boundary forward; an instance knows how."""
+        raise NotImplementedError
+
     def blocks(self, context: int) -> int:
         """Returns the blocks of a context that are its own."""
         return -(-context // self.rules.block) + self.rules.state_blocks - self.rules.shared

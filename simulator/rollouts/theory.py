@@ -118,7 +118,7 @@ def parked_tokens(
     survival: Survival, prompt_tokens: float, tau: float, needed: int, terms: int = 2000
 ) -> float:
     """Returns tokens of context parked at a boundary: m sum k >= 1 of (p + k tau) S(k tau)."""
-    at = np.arange(1, terms) * tau
+    at = np.arange(1, terms, dtype=np.float64) * tau
     return needed * float(((prompt_tokens + at) * survival(at)).sum())
 
 

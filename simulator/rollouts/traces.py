@@ -59,7 +59,8 @@ def law_of(values: Floats, weights: Floats, cap: int | None = None) -> Empirical
         total = np.bincount(bins, weights, minlength=MOST_VALUES)
         mean = np.bincount(bins, weights * values, minlength=MOST_VALUES)
         some = total > 0
-        values, weights = mean[some] / total[some], total[some]
+        values = np.asarray(mean[some] / total[some], dtype=np.float64)
+        weights = np.asarray(total[some], dtype=np.float64)
     return EmpiricalLengths.model_validate(
         {
             "values": [max(1, round(v)) for v in values.tolist()],
