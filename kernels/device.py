@@ -7,12 +7,16 @@ numbers are put on the grid of the narrow format first, so that the cast is exac
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from flopwright.kernels.launch import INTERPRETED as _INTERPRETED
 
 INTERPRETED = tl.constexpr(_INTERPRETED)
+# Three products of the high and low parts of fp32 numbers keep 22 bits of their mantissas on
+# tensor cores; full fp32 has none on NVIDIA, and spills.
+FP32_PRODUCTS = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 # Adding and taking away 1.5 * 2^23 rounds an fp32 below 2^22 to an integer, to nearest even.
@@ -73,20 +77,22 @@ def to_e4m3(x, dtype: tl.constexpr):
 
 @triton.jit
 def dot(a, b, acc):
-    """Returns a @ b + acc in fp32; fp32 operands are multiplied in full."""
+    """Returns a @ b + acc in fp32; fp32 operands as three TF32 products where there are such."""
     if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+    precision: tl.constexpr = FP32_PRODUCTS if a.dtype == tl.float32 else "ieee"
+    return tl.dot(a, b, acc, input_precision=precision)
 
 
 @triton.jit
 def product(a, b):
-    """Returns a @ b in fp32; fp32 operands are multiplied in full."""
+    """Returns a @ b in fp32, as `dot` makes it."""
     if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
+    precision: tl.constexpr = FP32_PRODUCTS if a.dtype == tl.float32 else "ieee"
+    return tl.dot(a, b, input_precision=precision)
 
 
 @triton.jit

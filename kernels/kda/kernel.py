@@ -7,7 +7,7 @@ before each chunk, then goes through the chunks from the last; what it sums over
 width is summed over its parts by torch. The formulas are those of `reference.chunked`.
 
 Products of narrow inputs are made of fp32 intermediates in TF32 (10 bits of mantissa where
-bf16 has 7), those of fp32 inputs, and the inverse of every chunk, in full fp32.
+bf16 has 7), those of fp32 inputs of three TF32 products; the inverse of a chunk in full fp32.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwright.kernels.device import cast, dot, product
+from flopwright.kernels.device import cast
 from flopwright.kernels.launch import Target, ceil_div, launch, power_of_2, target
 
 
@@ -51,17 +51,6 @@ def _pairs(q, k, total, here, C: tl.constexpr):
 
 
 @triton.jit
-def _inverse(below, here, C: tl.constexpr, DOUBLINGS: tl.constexpr):
-    """Returns (I + below)^-1 of a strictly lower matrix: the product of I + (-below)^(2^n)."""
-    power = -below
-    found = tl.where(here[:, None] == here[None, :], 1.0, 0.0) + power
-    for _ in tl.static_range(DOUBLINGS):
-        power = product(power, power)
-        found = dot(found, power, found)
-    return found
-
-
-@triton.jit
 def _product(a, b, P: tl.constexpr):
     """Returns a @ b of fp32 operands."""
     return tl.dot(a, b, input_precision=P)
@@ -71,6 +60,17 @@ def _product(a, b, P: tl.constexpr):
 def _dot(a, b, acc, P: tl.constexpr):
     """Returns a @ b + acc of fp32 operands."""
     return tl.dot(a, b, acc, input_precision=P)
+
+
+@triton.jit
+def _inverse(below, here, C: tl.constexpr, DOUBLINGS: tl.constexpr):
+    """Returns (I + below)^-1 of a strictly lower matrix: the product of I + (-below)^(2^n)."""
+    power = -below
+    found = tl.where(here[:, None] == here[None, :], 1.0, 0.0) + power
+    for _ in tl.static_range(DOUBLINGS):
+        power = _product(power, power, "ieee")
+        found = _dot(found, power, found, "ieee")
+    return found
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def _forward(
             to = states_ptr + ((b * heads + h) * chunks + n) * k_width * v_width
             tl.store(to + at_state, state, mask=in_state)
         right = beta[:, None] * (v - _product(grown * k, state, P))
-        change = product(inverse, right)
+        change = _product(inverse, right, "ieee")
         if not STATES:
             o = _product(grown * q, state, P)
             o = _dot(of_q, change, o, P)
@@ -170,7 +170,7 @@ def _backward(
         begin = states_ptr + ((b * heads + h) * chunks + n) * k_width * v_width
         state = tl.load(begin + at_state, mask=in_state, other=0.0)
         misses = v - _product(grown * k, state, P)
-        change = product(inverse, beta[:, None] * misses)
+        change = _product(inverse, beta[:, None] * misses, "ieee")
 
         d_change = _product(tl.trans(of_q), do, P)
         d_change = _dot(rest, ds, d_change, P)
@@ -178,7 +178,7 @@ def _backward(
         d_grown_q = _product(do, tl.trans(state), P)
         d_rest = _product(change, tl.trans(ds), P)
         d_last = tl.exp(last) * tl.sum(state * ds, 1) + tl.sum(rest * d_rest, 0)
-        d_right = product(tl.trans(inverse), d_change)
+        d_right = _product(tl.trans(inverse), d_change, "ieee")
         d_below = tl.where(strict, -_product(d_right, tl.trans(change), P), 0.0)
         d_misses = beta[:, None] * d_right
         d_beta = tl.sum(d_right * misses, 1) + tl.sum(d_below * of_k, 1)
@@ -236,9 +236,9 @@ def tiles(dtype: torch.dtype, place: Target) -> Tiles:
 
 
 def _constants(t: Tiles, q: Tensor, columns: int, v_width: int) -> dict[str, int | str]:
-    full = q.dtype == torch.float32 or target(q.device).amd
+    wide = "tf32x3" if q.dtype == torch.float32 else "tf32"
     return {
-        "P": "ieee" if full else "tf32",
+        "P": "ieee" if target(q.device).amd else wide,
         "C": t.chunk, "K": power_of_2(q.shape[-1], 16),
         "V": min(columns, power_of_2(v_width, 16)), "DOUBLINGS": t.chunk.bit_length() - 2,
     }  # fmt: skip

@@ -79,9 +79,10 @@ class _Chunks:
         """Returns (I + beta keys)^-1 right, or its transpose's."""
         below = self.beta[n] * self.keys[n]
         matrix = below + torch.eye(CHUNK, dtype=below.dtype, device=below.device)
-        return torch.linalg.solve_triangular(
+        solved: Tensor = torch.linalg.solve_triangular(
             matrix.mT if back else matrix, right, upper=back, unitriangular=True
         )
+        return solved
 
     def next_state(self, n: int, state: Tensor, change: Tensor) -> Tensor:
         """Returns the state after chunk n."""

@@ -60,7 +60,8 @@ def gradient_part(
     inside = (targets >= first) & (targets < end)
     places = (targets - first) * inside
     p.scatter_add_(-1, places.unsqueeze(-1), -inside.to(p.dtype).unsqueeze(-1))
-    return p.mul_(grad / x.shape[0]).to(x.dtype)
+    d: Tensor = p.mul_(grad / x.shape[0])
+    return d.to(x.dtype)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
