@@ -60,11 +60,11 @@ def play(scenario: str, seed: int, arguments: argparse.Namespace) -> dict[str, A
 
 def summary(played: dict[str, list[dict[str, Any]]], seeds: int) -> dict[str, Any]:
     """Returns the figures of all tournaments so far; `ok` is None until all were played."""
-    models = {
+    models: dict[str, dict[str, Any]] = {
         scenario: {
             "regret": median(t["regret"] for t in found),
             "uncalibrated_regret": median(t["uncalibrated"]["regret"] for t in found),
-            "noise_floor": median(t["noise_floor"] for t in found),
+            "noise_floor": median(t["noise_floor"] or 0.0 for t in found),
             "spearman": median(t["spearman"] for t in found),
             "uncalibrated_spearman": median(t["uncalibrated"]["spearman"] for t in found),
             "regrets": [t["regret"] for t in found],
@@ -73,8 +73,10 @@ def summary(played: dict[str, list[dict[str, Any]]], seeds: int) -> dict[str, An
         for scenario, found in played.items()
         if found
     }
+    for model in models.values():
+        model["ok"] = model["regret"] <= max(WANTED_REGRET, model["noise_floor"])
     whole = len(models) == len(SCENARIOS) and all(len(f) >= seeds for f in played.values())
-    good = all(m["regret"] <= max(WANTED_REGRET, m["noise_floor"]) for m in models.values())
+    good = all(model["ok"] for model in models.values())
     every = [t for found in played.values() for t in found]
     return {
         "models": models,
@@ -92,11 +94,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--scenario", action="append", choices=SCENARIOS)
     parser.add_argument("--seeds", type=int, default=3, help="tournaments of each model")
-    parser.add_argument("--budget", type=float, default=110.0, help="seconds of each tournament")
+    parser.add_argument("--budget", type=float, default=100.0, help="seconds of each tournament")
     parser.add_argument("--top", type=int, default=6)
     parser.add_argument("--random", type=int, default=6)
     parser.add_argument("--probe-seconds", type=float, default=15.0)
-    parser.add_argument("--steps-per-turn", type=int, default=2)
+    parser.add_argument("--steps-per-turn", type=int, default=1)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tournaments.json"))
     parser.add_argument("--keep", type=Path, help="leave the tournaments' folders here")

@@ -23,6 +23,7 @@ FAR_BEHIND: Final = 0.3
 # Shares of the time after which only a half, and then a quarter, goes on.
 _HALVINGS: Final = ((0.4, 0.5), (0.65, 0.25))
 _LEAST_LEFT: Final = 3
+_LEAST_TIES: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,24 @@ def decide(
     if not early:
         gone |= _halved(rules, times, [n for n in running if n not in gone], elapsed_s)
     return Decision(retired=gone, stop=over)
+
+
+def worth_racing(names: Sequence[str], heat: Sequence[TurnTime]) -> dict[str, str]:
+    """Returns who of `names` need not race, with the reason: far behind in the heat already.
+
+    The two fastest race whatever the heat said: they tie the times of both launches together.
+    """
+    kept = kept_turns([t for t in heat if t.plan in names])
+    if not kept:
+        return {}
+    times = paired_times(kept)
+    ordered = sorted(times.plans, key=lambda n: times.plans[n].step_s)
+    return {
+        name: f"{times.ratio(name, ordered[0]) - 1:.0%} slower than {ordered[0]} in the heat"
+        for name in ordered[_LEAST_TIES:]
+        if math.log(times.ratio(name, ordered[0]))
+        > max(math.log1p(FAR_BEHIND), _DEVIATIONS * times.ratio_log_std(name, ordered[0]))
+    }
 
 
 def _late(rules: Rules, turns: Sequence[TurnTime], running: Sequence[str]) -> dict[str, str]:

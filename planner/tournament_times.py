@@ -29,7 +29,7 @@ _ITERATIONS: Final = 30
 # Turns scatter at least so much (log) on the quietest machine: no fit is perfect by chance.
 _LEAST_SCATTER: Final = 0.002
 # Scatter that is assumed before any was seen, and how many turns that is worth.
-_PRIOR_SCATTER: Final = 0.03
+_PRIOR_SCATTER: Final = 0.05
 _PRIOR_TURNS: Final = 4.0
 
 

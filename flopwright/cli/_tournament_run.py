@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -46,7 +46,7 @@ from flopwright.planner.tournament import (
     prior_choice,
     twin_of,
 )
-from flopwright.planner.tournament_referee import Rules, decide
+from flopwright.planner.tournament_referee import Rules, decide, worth_racing
 from flopwright.planner.tournament_result import TournamentResult, result_of
 from flopwright.planner.tournament_times import TurnTime
 from flopwright.report.metrics import Measurement
@@ -68,6 +68,7 @@ _HEAT_ROUNDS: Final = 5
 _RACE_ROUNDS: Final = 40
 _MORE_STEPS: Final = 4000  # than any race makes: the referee ends it
 _HELD_OUT_SEQUENCES: Final = 16
+_RACE_LAUNCHES: Final = 1000
 _LEAST_SILENCE_S: Final = 180.0
 
 
@@ -179,13 +180,17 @@ def _choose(tourney: _Tourney, given: Calibration | None) -> None:
     enter_best(field, learnt.calibration, tourney.options.top)
     enter_best(field, field.prior, 1, "prior")
     contenders = priced(field.contenders, tourney.scenario, learnt)
-    chosen = choice(contenders)
+    chosen, uncalibrated = choice(contenders), prior_choice(contenders)
+    # Plans that were drawn and nothing else; the planner's own race whatever they did before.
+    drawn = [c.name for c in contenders if c.origins == ("random",) and c.name != chosen.name]
+    heat = [_turn(t) for t in read_turns(tourney.folder / HEAT)]
     tourney.save(
+        left=worth_racing(drawn, heat),
         contenders=contenders,
         refused=tuple(field.refused),
         learnt=learnt.held_out(chosen.name).id,
         chosen=chosen.name,
-        uncalibrated=prior_choice(contenders).name,
+        uncalibrated=uncalibrated.name,
     )
 
 
@@ -195,7 +200,7 @@ def _learnt(tourney: _Tourney, given: Calibration | None) -> Learnt:
         return Learnt(calibration=given, without={})
     path = tourney.folder / PROBE_CALIBRATION
     base = load_calibration(path) if path.exists() else _field(tourney).prior
-    learnt = learn(base, _measurements(tourney.folder / HEAT))
+    learnt = learn(base, _longest_runs(_measurements(tourney.folder / HEAT)))
     save_calibration(learnt.calibration, tourney.folder / LEARNT_CALIBRATION)
     return learnt
 
@@ -288,6 +293,14 @@ def _measurements(folder: Path) -> list[Measurement]:
     ]
 
 
+def _longest_runs(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Returns one run a plan, the one with most steps: a heat that was stopped ran twice."""
+    best: dict[str, Measurement] = {}
+    for m in sorted(measurements, key=lambda m: len(m.step_time_samples_s)):
+        best[m.plan_name] = m
+    return list(best.values())
+
+
 def _field(tourney: _Tourney) -> Field:
     field = new_field(tourney.scenario, _refusal(tourney.scenario), tourney.state.contenders)
     field.refused.extend(tourney.state.refused)
@@ -344,10 +357,12 @@ def _open_store(url: str | None) -> Store | None:
 
 def _result(tourney: _Tourney, *, finished: bool) -> TournamentResult | None:
     state = tourney.state
-    turns = [_turn(t) for t in read_turns(tourney.folder / RACE)]
-    timed = {t.plan for t in turns}
-    if not {state.chosen, state.uncalibrated} <= timed or not state.chosen:
+    heat = [_turn(t) for t in read_turns(tourney.folder / HEAT)]
+    raced = [_turn(t) for t in read_turns(tourney.folder / RACE)]
+    if not {state.chosen, state.uncalibrated} <= {t.plan for t in raced}:
         return None
+    # A race's launches are others than the heat's of the same number.
+    turns = [*heat, *(replace(t, launch=t.launch + _RACE_LAUNCHES) for t in raced)]
     return result_of(
         state.contenders,
         turns,

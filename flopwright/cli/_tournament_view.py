@@ -16,6 +16,7 @@ def result_data(outcome: Outcome) -> dict[str, Any]:
     """Returns the result as plain data, with where and when it was measured."""
     assert outcome.result is not None
     return {
+        **dict.fromkeys(type(outcome.result).model_fields),  # what is not known is null
         **outcome.result.to_data(),
         "out": str(outcome.folder),
         "machine": outcome.machine,

@@ -101,6 +101,9 @@ def tournament(
             typer.echo(json.dumps(result_data(outcome)))
         else:
             show(outcome)
+    elif outcome.finished:
+        typer.echo(f"no result: the planner's choice could not be timed; see {folder}", err=True)
+        raise typer.Exit(1)
     if not outcome.finished:
         typer.echo(f"stopped; the same command with --out {folder} goes on", err=True)
         raise typer.Exit(130)

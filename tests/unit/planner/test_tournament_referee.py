@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from flopwright.planner.tournament_referee import Decision, Rules, decide
+from flopwright.planner.tournament_referee import Decision, Rules, decide, worth_racing
 from flopwright.planner.tournament_times import TurnTime, kept_turns, paired_times
 
 
@@ -93,3 +93,17 @@ def test_nothing_is_decided_in_the_middle_of_a_round() -> None:
     ]
     assert decide(rules(), turns[:-1], {}, 5.0) == Decision(retired={}, stop=False)
     assert decide(rules(), turns, {}, 5.0).retired
+
+
+def test_who_was_far_behind_in_the_heat_need_not_race() -> None:
+    heat = [
+        TurnTime(launch=1, round=r, plan=n, step_s=s * (1 + 0.01 * (r % 3)))
+        for r in range(5)
+        for n, s in {"a": 2.5, "b": 1.0, "c": 1.1, "d": 3.0, "other": 0.1}.items()
+    ]
+    gone = worth_racing(["a", "b", "c", "d"], heat)
+    assert set(gone) == {"a", "d"}
+    assert "slower than b in the heat" in gone["a"]
+    # Two race even if one of them is far behind: they tie heat and race together.
+    assert set(worth_racing(["a", "b", "d"], heat)) == {"d"}
+    assert worth_racing(["a", "b"], []) == {}
