@@ -23,9 +23,12 @@ _ROUNDS_BEFORE_LOG = 2
 
 def logged_round(scenario: RolloutScenario, seed: int) -> RoundRecord:
     """Returns a round with its log, a few rounds after the start."""
+    from flopwright.planner.rollouts.outcome import loop_for
     from flopwright.simulator.rollouts.rounds import simulate_rounds
 
-    return simulate_rounds(scenario, _ROUNDS_BEFORE_LOG + 1, seed, log=True)[-1]
+    rounds = _ROUNDS_BEFORE_LOG + 1
+    kind = loop_for(scenario, rounds)
+    return simulate_rounds(scenario, rounds, seed, loop=kind, log=True)[-1]
 
 
 def write_trace(path: Path, scenario: RolloutScenario, record: RoundRecord) -> None:

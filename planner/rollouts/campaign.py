@@ -12,6 +12,7 @@ from typing import Final
 from pydantic import Field
 
 from flopwright.errors import InputError, Violation
+from flopwright.planner.rollouts.outcome import loop_for
 from flopwright.simulator.rollouts.rounds import simulate_rounds
 from flopwright.spec.base import Spec
 from flopwright.spec.rollout import RolloutScenario
@@ -160,7 +161,7 @@ def _throttled(scenario: RolloutScenario) -> tuple[str, RolloutScenario]:
 
 
 def _run(name: str, scenario: RolloutScenario, rounds: int, seed: int) -> CampaignRun:
-    records = simulate_rounds(scenario, rounds, seed)
+    records = simulate_rounds(scenario, rounds, seed, loop=loop_for(scenario, rounds))
     capacity = scenario.kv_capacity_tokens or 1
     return CampaignRun(
         name=name,

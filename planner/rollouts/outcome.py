@@ -66,7 +66,7 @@ def outcome(loop: LoopScenario, candidate: Candidate, rounds: int, seed: int) ->
         return _priced(loop, candidate, steady, rate, staleness, None)
     warm = warmup_rounds(scenario.fraction)
     records = simulate_rounds(
-        scenario, warm + rounds, seed, loop=_loop_for(scenario, warm + rounds)
+        scenario, warm + rounds, seed, loop=loop_for(scenario, warm + rounds)
     )
     report = round_report(scenario, records[warm:], warmup=warm, seed=seed)
     steady, rate, staleness = report.steady, report.attempts_per_s, report.mean_staleness
@@ -76,7 +76,7 @@ def outcome(loop: LoopScenario, candidate: Candidate, rounds: int, seed: int) ->
     return _priced(loop, candidate, steady, rate, staleness, report)
 
 
-def _loop_for(scenario: RolloutScenario, rounds: int) -> Kind:
+def loop_for(scenario: RolloutScenario, rounds: int) -> Kind:
     """Returns which event loop runs: a search runs many rounds, so the compiled one pays early."""
     many = scenario.num_attempts * rounds >= _MANY_ATTEMPTS
     return "compiled" if many and find_spec("numba") is not None else "auto"

@@ -78,8 +78,15 @@ def _faster_steps(scenario: RolloutScenario) -> dict[str, RolloutScenario]:
 
 
 def _endless(scenario: RolloutScenario) -> RolloutScenario:
-    kv = scenario.kv.model_copy(update={"capacity_bytes": None})
-    update: dict[str, object] = {"kv": kv}
-    if scenario.engine is not None:
-        update["engine"] = scenario.engine.model_copy(update={"kv_capacity_tokens": None})
-    return scenario.model_copy(update=update)
+    """Returns the round with room for every attempt in flight at its longest."""
+    longest = scenario.longest_context or 1
+    engine = scenario.engine
+    each = longest if engine is None else engine.attempt_tokens(longest)
+    tokens = max(scenario.kv_capacity_tokens or 1, each * scenario.num_attempts)
+    if scenario.kv.capacity_bytes is not None:
+        size = tokens * scenario.kv.per_token_bytes
+        kv = scenario.kv.model_copy(update={"capacity_bytes": size})
+        return scenario.model_copy(update={"kv": kv})
+    assert engine is not None
+    wide = engine.model_copy(update={"kv_capacity_tokens": tokens})
+    return scenario.model_copy(update={"engine": wide})

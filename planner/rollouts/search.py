@@ -278,11 +278,14 @@ def _told(state: _Search, best: float) -> tuple[InfeasibleLoop, ...]:
     ordered = sorted(state.infeasible, key=lambda entry: -entry[1])
     if best:
         ordered = [e for e in ordered if not e[1] or e[1] >= best * (1 - 1e-9)]
-    first: dict[str, int] = {}
+    # Choices that break the same rules with the same values say it once, the fastest of them.
+    told: dict[tuple[str, ...], int] = {}
     for place, (_, _, broken) in enumerate(ordered):
-        first.setdefault(broken[0].field + broken[0].rule, place)
+        told.setdefault(tuple(f"{v.field} {v.value}" for v in broken), place)
+    places = sorted(told.values())
+    first = {ordered[i][2][0].field: i for i in reversed(places)}
     leading = sorted(first.values())
-    rest = [i for i in range(len(ordered)) if i not in set(leading)]
+    rest = [i for i in places if i not in set(leading)]
     return tuple(
         InfeasibleLoop(words=name, most_attempts_per_s=most, violations=broken)
         for name, most, broken in (ordered[i] for i in [*leading, *rest][:_TOLD])

@@ -37,7 +37,7 @@ def test_the_best_of_round_one_ends_in_a_storm_and_the_throttle_does_not(found):
     assert found.first_best.slots == 128
     assert sum(found.first_best.preemptions[:2]) == 0
     assert found.storm > 2  # every attempt loses its cache more than twice
-    assert found.fixed_behind > 0.2
+    assert found.fixed_behind > 0.1
     assert found.behind < 0.10
     assert found.worst_round < 0.10
     throttled = sum(found.throttled.preemptions) / len(found.throttled.preemptions)
