@@ -13,9 +13,10 @@ import numpy as np
 
 from flopwright.simulator.rollouts.layouts_async import run_async
 from flopwright.simulator.rollouts.layouts_fleet import Fleet as Servers
-from flopwright.simulator.rollouts.layouts_fleet import Work, check_contexts
+from flopwright.simulator.rollouts.layouts_fleet import check_contexts
 from flopwright.simulator.rollouts.layouts_generation import Generation, generate
 from flopwright.simulator.rollouts.layouts_lengths import GroupStream
+from flopwright.simulator.rollouts.layouts_work import Work
 from flopwright.spec.rollouts.layout import Colocated, FullyAsync, LayoutInput, OneStepOff
 
 _BATCHES = 3  # draws of a batch that a synchronous iteration is averaged over

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flopwright.simulator.rollouts.layouts_fleet import Fleet as Servers
-from flopwright.simulator.rollouts.layouts_fleet import Work, check_contexts
+from flopwright.simulator.rollouts.layouts_fleet import check_contexts
 from flopwright.simulator.rollouts.layouts_lengths import GroupStream
+from flopwright.simulator.rollouts.layouts_work import Work
 from flopwright.spec.rollouts.layout import FullyAsync, LayoutInput
 
 WARM_STEPS, KEPT_STEPS = 3, 4

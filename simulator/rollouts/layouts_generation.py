@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flopwright.simulator.rollouts.layouts_fleet import Fleet as Servers
-from flopwright.simulator.rollouts.layouts_fleet import Server, Work, check_contexts
+from flopwright.simulator.rollouts.layouts_fleet import Server, check_contexts
 from flopwright.simulator.rollouts.layouts_routing import (
     POOLED,
     isolated_choices,
     static_route,
 )
+from flopwright.simulator.rollouts.layouts_work import Work
 from flopwright.spec.rollouts.layout import Fleet
 
 Ints = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.spec.base import Spec
@@ -219,5 +219,13 @@ class LayoutInput(Spec):
     times: PhaseTimes
     layout: Layout = Field(default=Colocated(), discriminator="kind")
     driver_s: PhaseSeconds = Field(default=0.0, alias="driver")
-    gpus: PositiveFloat = 1.0
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _whole_batches(self) -> Self:
+        layout, prompts = self.layout, self.batch.prompts
+        if isinstance(layout, FullyAsync) and prompts % layout.sync_every:
+            raise ValueError(
+                f"sync_every ({layout.sync_every}) must divide the prompts of a step ({prompts})"
+            )
+        return self

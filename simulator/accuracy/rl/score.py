@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import ValidationError
+
 from flopwright.errors import InputError
 from flopwright.simulator.accuracy.rl.load import names_in
 from flopwright.simulator.accuracy.rl.predictor import Predictor
@@ -98,7 +100,10 @@ def score_row(
         return _number(predictor, scenario, given, row)
     except InputError as error:
         why = "; ".join(str(v) for v in error.violations)
-        return Skipped(id=row.id, row_class=kind, why=why, lost=True)
+    except ValidationError as error:  # a computed input that no record allows
+        texts = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        why = "; ".join(t.removeprefix(": ").removeprefix("Value error, ") for t in texts)
+    return Skipped(id=row.id, row_class=kind, why=why, lost=True)
 
 
 def _number(

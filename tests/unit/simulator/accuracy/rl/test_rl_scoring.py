@@ -117,6 +117,33 @@ def test_the_json_has_the_promised_keys_and_presets_count_once(tmp_path: Path) -
     assert data["free_parameters"]["n"] == 1
 
 
+def test_an_input_that_turns_out_impossible_loses_its_row_and_no_other(tmp_path: Path) -> None:
+    lengths = {"mean": 100, "sigma": 0.5, "cap": 1000}
+    engine = {"decode": {"batch": [1, 2], "base": [0.01, 0.01], "per_context_token": [0, 0],
+                         "interpolate": True}}  # fmt: skip
+    loop = {
+        "kind": "loop", "model": "qwen25_7b", "cluster": {"node_type": "hgx_h100", "gpus": 1},
+        "batch": {"prompts": 4, "samples": 2, "lengths": lengths},
+        "rollout": {"gpus": 1, "engine": {"numbers": engine}},
+        "layout": {"kind": "async", "staleness": 1, "sync_every": 3},
+    }  # fmt: skip
+    rows = [{"id": "f5", "class": "F2", "metric": "step_time"}]
+    odd = {
+        "kind": "published_rl",
+        "name": "odd",
+        "preset": "odd",
+        "experiment": loop,
+        "rows": rows,
+    }
+    report = rl_report(
+        _write(tmp_path, [*SCENARIOS, odd], ROWS + "f5,s,x,m,step,9,s\n"), tmp_path / "scenarios"
+    )
+    (lost,) = (s for s in report.skipped if s.id == "f5")
+    assert lost.lost
+    assert "sync_every (3) must divide" in lost.why
+    assert {s.id for s in report.scored} == {"f1", "f2", "f4", "r1", "r2"}
+
+
 def test_a_quantile_weighs_and_equal_weights_give_the_usual_median() -> None:
     assert weighted_quantile([3.0, 1.0, 2.0], [1, 1, 1], 0.5) == 2.0
     assert weighted_quantile([4.0, 1.0, 2.0, 3.0], [1, 1, 1, 1], 0.5) == 2.5
