@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flopwright.plan import rollout_choices as choices
 from flopwright.simulator.rollouts import state as st
 from flopwright.simulator.rollouts.flight import Flight
 from flopwright.simulator.rollouts.lengths import Ints
@@ -35,6 +36,7 @@ class Ledger:
         self._ids = ids.copy()
         self._context = rows[:, st.CONTEXT].copy()
         self._seen = rows[:, st.SEEN].copy()
+        self._turn = rows[:, st.TURN].copy()
 
     def closed(self, flight: Flight, before: Ints, result: PhaseResult) -> None:
         """Looks at what a phase left behind."""
@@ -52,13 +54,45 @@ class Ledger:
         assert sorted(result.finish_row.tolist()) == np.flatnonzero(done).tolist()
         self._contexts(rows, made)
         self._reads(rows, result)
-        peak = int(result.kv_peak.max())
-        assert peak <= rules.capacity, f"{peak} blocks of cache on an instance that holds fewer"
-        assert result.host_peak <= rules.host_tokens * rules.instances
+        self._tools(flight, result)
+        self._caches(flight, result)
         assert (rows[complete, st.CACHED] == 0).all(), "a complete attempt still has cache"
         assert (rows[:, st.CACHED] <= rows[:, st.CONTEXT]).all()
         if rules.budget:
             assert (rows[:, st.SPENT] <= rules.budget).all()
+
+    def _tools(self, flight: Flight, result: PhaseResult) -> None:
+        """Every call is the end of a turn; every sandbox in use has a call that waits for it."""
+        rows = flight.rows
+        calls = rows[:, st.TURN] - self._turn
+        assert (calls >= 0).all()
+        assert int(calls.sum()) == result.tool_calls, "tool calls and turns ended differ"
+        acting = rows[:, st.STATUS] == st.TOOL
+        assert (rows[acting, st.TURN] < rows[acting, st.TURN_END]).all()
+        waited_for = int((flight.times[acting, st.READY_S] > result.end_s).sum())
+        in_use = int((flight.servers > result.end_s).sum())
+        # (a call of an attempt that was thrown away runs to its end all the same)
+        kept = self._scenario.stop.keep and self._scenario.staleness.rule != "drop"
+        assert not kept or in_use <= waited_for, "a sandbox is held by nobody"
+
+    def _caches(self, flight: Flight, result: PhaseResult) -> None:
+        """What instances and pools hold is what attempts have, and no more than there is."""
+        rows, rules = flight.rows, flight.rules
+        peak = int(result.kv_peak.max())
+        assert peak <= rules.capacity, f"{peak} blocks of cache on an instance that holds fewer"
+        here = rows[:, st.PLACE] == choices.ON_GPU
+        blocks = -(-rows[:, st.CACHED] // rules.block) + rules.state_blocks - rules.shared
+        held = np.bincount(rows[here, st.HOME], blocks[here], minlength=rules.instances)
+        assert (held <= result.kv_peak).all(), "attempts have more cache than was ever taken"
+        for place, room in (
+            (choices.ON_HOST, rules.host_tokens),
+            (choices.ON_NVME, rules.nvme_tokens),
+        ):
+            kept = int(rows[rows[:, st.PLACE] == place, st.CACHED].sum())
+            assert kept <= room * rules.instances, "a pool holds more than it can"
+        assert result.host_peak <= rules.host_tokens * rules.instances
+        nowhere = rows[:, st.PLACE] == choices.NOWHERE
+        assert (rows[nowhere, st.CACHED] == 0).all(), "a cache is nowhere"
 
     def _contexts(self, rows: Ints, made: Ints) -> None:
         read = rows[:, st.CONTEXT] - self._context - made

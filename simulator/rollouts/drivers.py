@@ -7,14 +7,17 @@ from importlib.util import find_spec
 from typing import Final, Literal
 
 from flopwright.errors import InputError, Violation
+from flopwright.simulator.rollouts.compiled.folder import is_compiled
 from flopwright.simulator.rollouts.state import PhaseResult, PhaseState
 from flopwright.spec.rollout import RolloutScenario, longest
 
 Driver = Callable[[PhaseState, bool], PhaseResult]
 Kind = Literal["auto", "simpy", "compiled"]
 
-# Compiling takes about as long as this many events of the reference.
-WORTH_COMPILING: Final = 100_000
+# Compiling takes about as long as this many events of the reference; loading what was
+# compiled before, as long as these few.
+WORTH_COMPILING: Final = 200_000
+WORTH_LOADING: Final = 20_000
 TOO_MANY: Final = 3_000_000  # about five minutes of the reference
 
 
@@ -47,7 +50,8 @@ def driver_for(scenario: RolloutScenario, rounds: int, kind: Kind) -> Driver:
     """
     events = expected_events(scenario, rounds)
     there = find_spec("numba") is not None
-    if kind == "simpy" or (kind == "auto" and (events < WORTH_COMPILING or not there)):
+    few = WORTH_LOADING if there and is_compiled() else WORTH_COMPILING
+    if kind == "simpy" or (kind == "auto" and (events < few or not there)):
         if kind == "auto" and events > TOO_MANY:
             raise InputError(_refusal(f"about {events:.2g} events are too many to run slowly"))
         from flopwright.simulator.rollouts.generation import generate

@@ -12,8 +12,9 @@ from pydantic import Field
 from flopwright.plan.rollout import stop_count
 from flopwright.report.metrics import RoundMetrics
 from flopwright.simulator.rollouts import closed_forms
-from flopwright.simulator.rollouts.lengths import Floats, Ints, clip_share
+from flopwright.simulator.rollouts.lengths import Floats, Ints, clip_share, survival
 from flopwright.simulator.rollouts.record import RoundRecord
+from flopwright.simulator.rollouts.theory import budget_completions
 from flopwright.spec.base import Spec
 from flopwright.spec.rollout import RolloutScenario
 
@@ -258,17 +259,27 @@ def _curve(finish_s: Floats, num_attempts: int) -> tuple[tuple[float, float], ..
     return ((0.0, 0.0), *points)
 
 
+def mean_spans(scenario: RolloutScenario) -> float:
+    """Returns the mean number of rounds an attempt is in flight (Little's law)."""
+    budget = scenario.stop.tokens
+    if budget is None:
+        return 1 / scenario.fraction
+    law, attempts = survival(scenario.lengths), scenario.num_attempts
+    return attempts / budget_completions(law, attempts, budget)
+
+
 def theory(scenario: RolloutScenario) -> dict[str, float]:
     """Returns what closed forms say of the steady state; entries that do not apply are absent."""
     lengths, fraction = scenario.lengths, scenario.fraction
-    mean = closed_forms.mean_length(lengths)
+    mean, spans = closed_forms.mean_length(lengths), mean_spans(scenario)
     out = {
         "mean_length": mean,
-        "mean_rounds_in_flight": 1 / fraction,
-        "mean_staleness": closed_forms.mean_staleness(fraction),
+        "mean_rounds_in_flight": spans,
+        "mean_staleness": spans - 1,
         "expected_longest": closed_forms.expected_maximum(lengths, scenario.num_attempts),
     }
-    if fraction < 1:
+    plain = scenario.stop.keep and scenario.stop.count == "attempts" and scenario.effort is None
+    if fraction < 1 and plain and scenario.staleness.rule in {"none", "mask"}:
         tau = closed_forms.tau_fluid(lengths, fraction)
         out["tau"] = tau
         out["off_policy_share"] = closed_forms.off_policy_share(tau, mean, fraction)

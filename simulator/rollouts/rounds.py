@@ -20,7 +20,12 @@ from flopwright.simulator.rollouts.drivers import Driver, Kind, driver_for
 from flopwright.simulator.rollouts.flight import Flight
 from flopwright.simulator.rollouts.lengths import Floats, Ints
 from flopwright.simulator.rollouts.record import PHASES, REWARD, RoundRecord, Versions
-from flopwright.simulator.rollouts.report import RoundReport, round_report, warmup_rounds
+from flopwright.simulator.rollouts.report import (
+    RoundReport,
+    mean_spans,
+    round_report,
+    warmup_rounds,
+)
 from flopwright.simulator.rollouts.rewards import Judges
 from flopwright.simulator.rollouts.state import PhaseResult
 from flopwright.spec.rollout import RolloutScenario
@@ -236,6 +241,6 @@ def simulate(
     """
     kept = rounds if rounds is not None else scenario.rounds
     used = seed if seed is not None else scenario.seed
-    warm = warmup_rounds(scenario.fraction)
+    warm = warmup_rounds(1 / mean_spans(scenario))
     records = simulate_rounds(scenario, warm + kept, used, progress, loop=loop)
     return round_report(scenario, records[warm:], warmup=warm, seed=used)

@@ -9,6 +9,7 @@ import pytest
 
 from flopwright.errors import InputError
 from flopwright.simulator.rollouts import drivers
+from flopwright.simulator.rollouts.compiled import folder
 from flopwright.simulator.rollouts.rounds import simulate, simulate_rounds
 from flopwright.simulator.rollouts.state import KINDS
 from flopwright.spec.rollout import (
@@ -93,6 +94,24 @@ def test_big_rounds_without_the_extra_are_refused_with_the_hint(monkeypatch):
     assert slow.__module__.endswith("generation")
 
 
-def test_the_loop_is_chosen_by_the_number_of_events():
-    assert drivers.driver_for(_big(), 2, "auto").__module__.endswith("generation")
+@pytest.mark.parametrize("before", [False, True])
+def test_the_loop_is_chosen_by_the_number_of_events(monkeypatch, before):
+    monkeypatch.setattr(drivers, "is_compiled", lambda: before)
+    assert drivers.driver_for(_big(), 1, "auto").__module__.endswith("generation")
+    middle = drivers.driver_for(_big(), 10, "auto").__module__
+    assert middle.endswith("run" if before else "generation")
     assert drivers.driver_for(_big(), 1000, "auto").__module__.endswith("run")
+
+
+def test_the_folder_of_machine_code_changes_with_any_source(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLOPWRIGHT_HOME", str(tmp_path))
+    before = folder.code_folder()
+    assert before.parent == tmp_path / "compiled"
+    assert not folder.is_compiled()
+    changed = tmp_path / "state.py"
+    changed.write_text("x = 1\n")
+    monkeypatch.setattr(folder.state, "__file__", str(changed))
+    assert folder.code_folder() != before
+    (folder.code_folder()).mkdir(parents=True)
+    (folder.code_folder() / "loop.nbc").write_bytes(b"x")
+    assert folder.is_compiled()

@@ -432,6 +432,10 @@ def test_a_token_budget_is_tau_given():
     done = np.array([r.metrics.completed for r in records], float)
     got, sigma = mean_and_sigma(done, 10)
     assert abs(got - theory.budget_completions(survival(law), attempts, budget)) <= 5 * sigma
+    report = simulate(s, rounds=2)
+    spans = attempts / theory.budget_completions(survival(law), attempts, budget)
+    assert report.warmup_rounds == math.ceil(5 * spans)
+    assert report.closed_forms["mean_staleness"] == pytest.approx(spans - 1)
     lags = np.concatenate([r.lags for r in records])
     for j in (1, 2):
         share = float(survival(law)(np.array([float(j * budget)]))[0])
