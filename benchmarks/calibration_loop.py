@@ -19,8 +19,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,8 @@ from flopwright.executor.launch.commands import rank_environment, torchrun_comma
 from flopwright.executor.launch.request import (
     PROBE_FILE,
     REQUEST_FILE,
+    ROUNDS_FILE,
+    STOP_FILE,
     RunEntry,
     RunRequest,
     measurement_file,
@@ -55,6 +57,9 @@ PLANS: Final[dict[int, dict[str, dict[str, dict[str, Any]]]]] = {
 }
 TWIN: Final = "-again"
 _ROUND_STEPS: Final = 2
+# A round, the held-out losses and the checkpoints take about as long as this.
+_ENDING_S: Final = 75.0
+RESULTS: Final = Path(__file__).parent / "results"
 
 
 def scenario_of(model: str, world: int) -> Scenario:
@@ -87,16 +92,19 @@ def entries(world: int, only: int | None = None) -> tuple[tuple[RunEntry, ...], 
     return tuple(out), frozenset(learnt)
 
 
-def run_launch(world: int, folder: Path, steps: int, budget_s: float, only: int | None) -> None:
-    """Runs all plans of a world size in turns in one launch, after the probe."""
-    found, _ = entries(world, only)
+def run_launch(world: int, folder: Path, parsed: argparse.Namespace) -> None:
+    """Runs all plans of a world size in turns in one launch, after the probe.
+
+    Once the minutes are nearly up it ends after the round it is in.
+    """
+    found, _ = entries(world, parsed.only)
     request = RunRequest(
         entries=found,
         device="cpu",
-        steps=steps,
+        steps=parsed.steps,
         steps_per_round=_ROUND_STEPS,
         probe=True,
-        probe_budget_s=budget_s,
+        probe_budget_s=parsed.budget,
         held_out_sequences=4,
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +112,14 @@ def run_launch(world: int, folder: Path, steps: int, budget_s: float, only: int 
     command = torchrun_command(
         folder / REQUEST_FILE, nproc_per_node=world, log_dir=folder / "logs"
     )
-    subprocess.run(command, check=True, env=rank_environment(os.environ, "cpu"))
+    began = time.monotonic()
+    with subprocess.Popen(command, env=rank_environment(os.environ, "cpu")) as process:
+        while process.poll() is None:
+            if time.monotonic() - began > 60 * parsed.minutes - _ENDING_S:
+                (folder / STOP_FILE).touch()
+            time.sleep(1.0)
+    if process.returncode:
+        raise SystemExit(f"the launch of {world} ranks ended with code {process.returncode}")
 
 
 def read_launch(folder: Path) -> tuple[ProbeReport, list[Measurement]]:
@@ -163,6 +178,9 @@ def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
         "memory_max_error": _largest(memory, names),
         "memory_max_error_even": _largest(memory, [n for n in names if "ep" not in _kinds(n)]),
         "noise_floor": floor,
+        "date": probe.created,
+        "repeats": min(len(m.step_time_samples_s) for m in plans),
+        "sentinel_spread": _sentinel_spread(folder),
         "n_plans": len(plans),
         "n_held_out": len(held),
         "learnt_from": sorted(marked),
@@ -187,6 +205,13 @@ def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
             for m in plans
         },
     }
+
+
+def _sentinel_spread(folder: Path) -> float:
+    """Returns how much one block of products, timed each round, varied: slowest / quickest - 1."""
+    lines = (folder / ROUNDS_FILE).read_text(encoding="utf-8").splitlines()
+    seconds = [json.loads(line)["sentinel_s"] for line in lines]
+    return max(seconds) / min(seconds) - 1
 
 
 def _kinds(name: str) -> set[str]:
@@ -231,10 +256,12 @@ def main() -> None:
     """Runs the launches that are asked for and prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], choices=list(PLANS))
-    parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of probing")
+    parser.add_argument("--steps", type=int, default=12, help="of each plan, at most")
+    parser.add_argument("--minutes", type=float, default=5.3, help="for a launch, about")
+    parser.add_argument("--budget", type=float, default=75.0, help="seconds of probing")
     parser.add_argument("--only", type=int, help="so many plans of each model")
-    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/ too")
     parser.add_argument("--out", type=Path, help="keep the launches' folders here")
     parser.add_argument("--again", action="store_true", help="read --out, run nothing")
     parsed = parser.parse_args()
@@ -242,12 +269,44 @@ def main() -> None:
         out = parsed.out or Path(scratch)
         if not parsed.again:
             for world in parsed.worlds:
-                run_launch(world, out / str(world), parsed.steps, parsed.budget, parsed.only)
+                run_launch(world, out / str(world), parsed)
         found = {w: report_of(w, out / str(w), parsed.draws) for w in parsed.worlds}
-    sys.stdout.write(json.dumps(summary(found, parsed.steps)) + "\n")
+    result = summary(found)
+    for world, report in found.items():
+        for line in verdicts(world, report):
+            sys.stdout.write(line + "\n")
+        if parsed.save:
+            RESULTS.mkdir(exist_ok=True)
+            name = f"calibration_loop_{world}_ranks_{report['date'][:10]}.json"
+            write_json(RESULTS / name, {"machine": processor_name(), **report})
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
-def summary(found: Mapping[int, dict[str, Any]], steps: int) -> dict[str, Any]:
+def verdicts(world: int, report: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each thing that was asked for: met or not, and the figures."""
+    floor = report["noise_floor"] or 0.0
+    bound = max(0.10, 2 * floor) if world == 2 else 0.20
+    why = f"twice the noise floor of {floor:.1%}" if bound > 0.10 and world == 2 else "asked for"
+    lines = [
+        ("probe alone, median step error", report["probe_only_median_error"], 0.20, "asked for"),
+        ("learnt from five, median error of the others", report["calibrated_median_error"],
+         bound, why),
+        ("tensor memory by class, largest error", report["memory_max_error"], 0.01, "asked for"),
+        ("the same without expert parallelism", report["memory_max_error_even"], 0.01,
+         "asked for"),
+    ]  # fmt: skip
+    out = [
+        f"{world} ranks: {'met' if value <= limit else 'NOT MET'}: {what} {value:.2%}, "
+        f"at most {limit:.1%} ({reason})"
+        for what, value, limit, reason in lines
+    ]
+    share = report["interval80_coverage"]
+    word = "met" if 0.65 <= share <= 0.95 else "NOT MET"
+    out.append(f"{world} ranks: {word}: 80 % intervals hold {share:.0%} of {report['n_held_out']}")
+    return out
+
+
+def summary(found: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     """Returns the last line: the figures of the first world size, and all by world size."""
     first = next(iter(found.values()))
     keys = (
@@ -258,8 +317,8 @@ def summary(found: Mapping[int, dict[str, Any]], steps: int) -> dict[str, Any]:
         **{key: first[key] for key in keys},
         "by_world_size": {str(w): report for w, report in found.items()},
         "machine": processor_name(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "repeats": steps - _ROUND_STEPS,
+        "date": first["date"],
+        "repeats": first["repeats"],
         "spread": statistics.median(p["spread"] for p in first["plans"].values()),
     }
 
