@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 EXIT_NOTHING_FOUND = 1
 _QUESTION = "The question (one; a deadline and a budget go together)"
+_SERVING = "Of --serve"
 _GPU_TIME: Final = {"GPU-days": 1.0, "GPU-hours": 1 / 24, "GPU-years": 365.25}
 _REFIT: Final = "refit"
 _QUESTIONS: Final = (
@@ -29,7 +30,9 @@ _QUESTIONS: Final = (
 
 
 def recommend(
-    scenario: Annotated[str, typer.Argument(help="Scenario file, or one that ships by name.")],
+    scenario: Annotated[
+        str | None, typer.Argument(help="Scenario file, or one that ships by name.")
+    ] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help=SET_HELP)] = None,
     deadline: Annotated[
         str | None,
@@ -83,17 +86,71 @@ def recommend(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the recommended scenario here (YAML).")
     ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            help="Fewest GPUs that serve this model, and at what price; no scenario is needed.",
+            rich_help_panel=_QUESTION,
+        ),
+    ] = None,
+    node: Annotated[
+        str, typer.Option(help="Node type that serves.", rich_help_panel=_SERVING)
+    ] = "hgx_h200",
+    release: Annotated[
+        str | None,
+        typer.Option(
+            help="Weight format: bf16, fp8, block_fp8, int4_g32, mxfp4, nvfp4.",
+            rich_help_panel=_SERVING,
+        ),
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option("--kv", help="Cache: bf16 or fp8.", rich_help_panel=_SERVING)
+    ] = None,
+    context: Annotated[
+        str, typer.Option(help="Tokens a sequence may have.", rich_help_panel=_SERVING)
+    ] = "128Ki",
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Sequences at once.", rich_help_panel=_SERVING)
+    ] = 1,
+    engine: Annotated[
+        str, typer.Option(help="Serving engine by name.", rich_help_panel=_SERVING)
+    ] = "vllm",
+    experts: Annotated[
+        int,
+        typer.Option(min=1, help="Models of this size behind a router.", rich_help_panel=_SERVING),
+    ] = 1,
+    prompt: Annotated[
+        str, typer.Option(help="Prompt tokens of a task.", rich_help_panel=_SERVING)
+    ] = "4000",
+    effort: Annotated[
+        list[str] | None,
+        typer.Option(help="Output tokens of a task, e.g. high=16k.", rich_help_panel=_SERVING),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(min=0, help="USD an hour of a GPU.", rich_help_panel=_SERVING),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Answer what to buy or to train: each answer is a plan with its prediction and reasons.
+    """Answer what to buy, to train or to serve on: each answer with its prediction and reasons.
 
     Exit code 0: there is an answer. 1: there is none; what is missing at the nearest is
     shown. 2: the input cannot be used.
 
     Example: flopwright recommend kimi_k2_pretrain_2048gpu_h800_bf16 --deadline 90d
     """
+    from flopwright.errors import InputError
     from flopwright.planner.recommend_sizes import Goal
 
+    if serve is not None:
+        _check_serving(scenario, deadline, budget, compute_optimal, longest_context, largest_batch)
+        _serve(
+            serve, (release, kv_dtype), node, engine, (context, prompt, effort or []),
+            (concurrency, experts, price), as_json=as_json,
+        )  # fmt: skip
+        return
+    if scenario is None:
+        raise InputError(_violation("scenario", "", "a scenario is needed", "or --serve MODEL"))
     _one_question(
         deadline is not None or budget is not None,
         longest_context,
@@ -119,6 +176,43 @@ def recommend(
     else:
         ask = _limit(goal, longest_context, largest_batch, largest_model)
     _run(scenario, changes, ask, (calibration, stack), out, as_json)
+
+
+def _check_serving(*others: object) -> None:
+    from flopwright.errors import InputError
+
+    if any(others):
+        rule = "--serve is a question of its own: neither a scenario nor another question"
+        raise InputError(_violation("--serve", "", rule, "ask them apart"))
+
+
+def _serve(
+    model: str,
+    formats: tuple[str | None, str | None],
+    node: str,
+    engine: str,
+    texts: tuple[str, str, list[str]],
+    numbers: tuple[int, int, float | None],
+    *,
+    as_json: bool,
+) -> None:
+    from flopwright.cli import _serve_view as view
+    from flopwright.planner.serving.serve import EFFORTS, Asked, serve
+    from flopwright.simulator.rollouts.engine.catalog import load_served, named_formats
+
+    context, prompt, effort = texts
+    concurrency, experts, price = numbers
+    asked = Asked(
+        node_type=node,
+        engine=engine,
+        context=view.tokens_of("--context", context),
+        concurrency=concurrency,
+        prompt_tokens=view.tokens_of("--prompt", prompt),
+        efforts=view.efforts_of(effort) or dict(EFFORTS),
+        usd_per_gpu_hour=price,
+        models=experts,
+    )
+    view.show(serve(load_served(model, *named_formats(*formats)), asked), as_json=as_json)
 
 
 def _limit(

@@ -94,4 +94,4 @@ def prefill_seconds(on: Served, group: ServedLayers, loads: Load) -> Array:
         count=np.where(tokens > 0, 1.0, 0.0),
     )  # fmt: skip
     table = cost.build(loads.size).ops
-    return op_seconds(table, on.cluster.node.gpu, on.kernels()).seconds[0]
+    return np.asarray(op_seconds(table, on.cluster.node.gpu, on.kernels()).seconds[0])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, cast, get_args
 
+from flopwright.errors import InputError, Violation, did_you_mean
 from flopwright.spec.load import SCENARIO_CATALOG, load_model
 from flopwright.spec.rollouts.engine_served import (
     CacheType,
@@ -22,6 +23,33 @@ SERVED_CATALOG: Final = SCENARIO_CATALOG / "serving" / "models"
 def served_model_names() -> tuple[str, ...]:
     """Returns the names of the served models that ship, sorted."""
     return tuple(sorted(p.stem for p in SERVED_CATALOG.glob("*.yaml")))
+
+
+def named_formats(
+    release: str | None, kv_dtype: str | None
+) -> tuple[FormatName | None, CacheType | None]:
+    """Returns the formats that a user named, checked.
+
+    Raises:
+        InputError: a format that there is not.
+    """
+    found = []
+    for field, value, known in (
+        ("--release", release, get_args(FormatName)),
+        ("--kv", kv_dtype, get_args(CacheType)),
+    ):
+        if value is not None and value not in known:
+            found.append(
+                Violation(
+                    field=field,
+                    value=value,
+                    rule="no such format",
+                    nearest_fix=did_you_mean(value, known),
+                )
+            )
+    if found:
+        raise InputError(found)
+    return cast("FormatName | None", release), cast("CacheType | None", kv_dtype)
 
 
 def load_served(

@@ -17,9 +17,11 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 import flopwright
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration, CollectiveCurve, EfficiencyCurve
+from flopwright.simulator.operators.variants import PEAK_OF
 from flopwright.spec.base import Spec
 from flopwright.spec.cluster import GpuSpec
 from flopwright.spec.formats import WeightFormat
+from flopwright.spec.load import load_gpu
 from flopwright.spec.validate import validate
 from flopwright.spec.yaml_lines import read_yaml
 
@@ -118,21 +120,49 @@ def product_dtype(weights: WeightFormat, gpu: GpuSpec) -> str:
     return weights.name
 
 
+_known: dict[tuple[str, float, str, str], Calibration] = {}
+_MAX_KNOWN: Final = 64
+
+
+def _slower(gpu: GpuSpec, dtype: str) -> float:
+    """Returns a GPU's peak over that of the one whose curves it takes, at most 1.
+
+    What a product of few rows costs beside its FLOPs (weights read, waves that are not full)
+    is no longer on a part with a smaller peak: it is worth fewer rows there.
+    """
+    name = serving_name(gpu)
+    if name == gpu.name:
+        return 1.0
+    theirs = {str(k): v for k, v in load_gpu(name).peak_flops_per_s.items()}
+    mine = {str(k): v for k, v in gpu.peak_flops_per_s.items()}
+    return min(mine[dtype] / theirs.get(dtype, mine[dtype]), 1.0)
+
+
 def kernel_calibration(gpu: GpuSpec, own: Calibration | None = None) -> Calibration:
     """Returns the curves that price an engine's operators on this GPU.
 
     The serving curves stand before those of the training prior, which give what they do not
     have (norms, casts). A calibration of the user's own replaces both, class by class.
     """
+    key = (gpu.name, gpu.hbm_bytes_per_s, str(gpu.peak_flops_per_s), own.id if own else "")
+    if key not in _known:
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[key] = _kernel_calibration(gpu, own)
+    return _known[key]
+
+
+def _kernel_calibration(gpu: GpuSpec, own: Calibration | None) -> Calibration:
     prior = default_calibration(gpu)
     peaks = {str(k): v for k, v in gpu.peak_flops_per_s.items()}
     serving = []
     for curve in serving_curves(gpu).curves:
-        base = WEIGHT_ONLY.get(curve.dtype)
-        if base is not None and base not in peaks:
+        base = WEIGHT_ONLY.get(curve.dtype, PEAK_OF.get(curve.dtype, curve.dtype))
+        if base not in peaks:
             continue
-        peak = {"peak_flops_per_s": peaks[base]} if base else {}
-        serving.append(curve.model_copy(update=peak))
+        own_peak = {"peak_flops_per_s": peaks[base]} if curve.dtype in WEIGHT_ONLY else {}
+        slower = _slower(gpu, base)
+        serving.append(curve.model_copy(update={**own_peak, "half_m": curve.half_m * slower}))
     taken = {(c.kind, c.dtype, c.phase, c.head_dim) for c in serving}
     kept = [
         c.model_copy(update={"sustained": 1.0} if c.kind == "attention" else {})

@@ -89,7 +89,7 @@ def _rounded(running: int) -> int:
     """Batches of steps with prompts are priced at two digits: their decode part is small."""
     if running < 16:
         return running
-    step = 2 ** (int(math.log2(running)) - 3)
+    step = 1 << (running.bit_length() - 4)
     return math.ceil(running / step) * step
 
 

@@ -29,6 +29,8 @@ from flopwright.spec.rollouts.engine_served import (
 )
 
 _ACTIVATION = 2  # bytes: bf16 between operators
+# Slices of experts narrower than the tables' reach the efficiency of their narrowest.
+_NARROWEST = 256.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +238,7 @@ def _experts(at: _Pass, group: ServedLayers, skew: float) -> None:
     m = taken / np.maximum(touched, 1e-9)
     at.cost.op(
         "mlp.experts", OpKind.GROUPED_GEMM, Phase.FORWARD, dtype=product_dtype(form, at.gpu),
-        m=m, k=width, n=inner, batch=touched, flops=6 * taken * width * inner,
+        m=m, k=width, n=max(inner, _NARROWEST), batch=touched, flops=6 * taken * width * inner,
         read_bytes=touched * 3 * width * inner * form.bits_per_weight / 8,
         written_bytes=taken * (2 * width + 3 * inner) * _ACTIVATION,
         count=np.where(tokens > 0, 1.0, 0.0),

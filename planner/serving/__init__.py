@@ -1,0 +1,1 @@
+"""What it takes to serve a model: GPUs, tokens a second, money."""
