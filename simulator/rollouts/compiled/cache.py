@@ -81,7 +81,7 @@ def steps_that_fit(s: Arrays, i: int, steps: int) -> int:
     """Returns how many of `steps` steps the free cache of an instance carries."""
     size, active = s.rules[c.BLOCK], s.ints[i, c.DECODING]
     free = s.rules[c.CAPACITY] - s.ints[i, c.USED]
-    if active == 0 or free // active * size >= steps:
+    if active == 0 or free // active > steps // size:  # (a product could overflow)
         return steps
     fit = free // active * size
     left = free - free // active * active

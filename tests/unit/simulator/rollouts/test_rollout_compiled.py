@@ -14,9 +14,11 @@ from flopwright.simulator.rollouts.rounds import simulate, simulate_rounds
 from flopwright.simulator.rollouts.state import KINDS
 from flopwright.spec.rollout import (
     DecodeStep,
+    EngineModel,
     ExponentialLengths,
     LognormalLengths,
     RolloutScenario,
+    StepTable,
 )
 
 pytest.importorskip("numba", reason="the compiled loop needs the extra: fast")
@@ -73,6 +75,13 @@ def test_reports_are_equal_on_a_real_size(instances):
     )
     a = simulate(scenario, 10, 3, loop="simpy").to_data()
     assert a == simulate(scenario, 10, 3, loop="compiled").to_data()
+
+
+@pytest.mark.slow
+def test_blocks_without_a_capacity_end_too():
+    engine = EngineModel(decode=StepTable.linear(0.02, 0.001, 1e-6), block_tokens=16)
+    law = LognormalLengths(mean=900, sigma=1.0)
+    compare(RolloutScenario(name="blocks", prompts=12, lengths=law, engine=engine), 2)
 
 
 def _big() -> RolloutScenario:
