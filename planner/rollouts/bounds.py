@@ -146,19 +146,22 @@ def _cheapest(table: StepTable, most: int, mean_batch: float) -> tuple[float, fl
     least_read_s = min(c[1] for c in columns)
     if mean_batch <= 1:
         return float(base.min()) / max(mean_batch, 1e-9), least_read_s
-    tried = [b for b in points if b <= mean_batch] + [mean_batch]
-    return min(_hull(batch, base, b) / b for b in tried), least_read_s
+    tried = np.array([b for b in points if b <= mean_batch] + [mean_batch])
+    return float((np.interp(tried, *_lower_hull(batch, base)) / tried).min()), least_read_s
 
 
-def _hull(batch: Floats, base: Floats, at: float) -> float:
-    """Returns the lower convex hull of the points (batch, base) at one batch."""
-    best = np.inf
-    for i in np.flatnonzero(batch <= at):
-        for j in np.flatnonzero(batch >= at):
-            width = batch[j] - batch[i]
-            share = (at - batch[i]) / width if width else 0.0
-            best = min(best, float(base[i] + share * (base[j] - base[i])))
-    return best
+def _lower_hull(batch: Floats, base: Floats) -> tuple[Floats, Floats]:
+    """Returns the corners of the lower convex hull of the points (batch, base), batch growing."""
+    corners: list[int] = []
+    for i in range(len(batch)):
+        while len(corners) > 1:
+            a, b = corners[-2], corners[-1]
+            rise = (base[b] - base[a]) * (batch[i] - batch[a])
+            if rise < (base[i] - base[a]) * (batch[b] - batch[a]):
+                break
+            corners.pop()
+        corners.append(i)
+    return batch[corners], base[corners]
 
 
 def most_generated_per_s(scenario: RolloutScenario, work: Work) -> float:

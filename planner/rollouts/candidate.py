@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from flopwright.errors import InputError, Violation
 from flopwright.plan.loop import Budget, GenerationPlan, HandOver, PhaseName, UpdatePlan, Who
-from flopwright.planner.rollouts.bounds import Work, most_per_s, work_of
+from flopwright.planner.rollouts.bounds import Work, most_per_s
 from flopwright.planner.rollouts.choices import Choice
 from flopwright.planner.rollouts.engines import Served
 from flopwright.planner.rollouts.streamed import streamed_violations
@@ -41,7 +41,6 @@ class Candidate:
     memory: tuple[Budget, ...]
     violations: tuple[Violation, ...]
     most: float
-    work: Work | None = None
 
     @property
     def generation_plan(self) -> GenerationPlan:
@@ -73,13 +72,19 @@ def update_gpus(loop: LoopScenario, choice: Choice) -> int:
 
 
 def candidate(
-    loop: LoopScenario, choice: Choice, served: Served | None, update: UpdateOption, rounds: int
+    loop: LoopScenario,
+    choice: Choice,
+    served: Served | None,
+    update: UpdateOption,
+    rounds: int,
+    work: Work,
 ) -> Candidate:
     """Returns a choice with its round, its memory and what it breaks.
 
     Args:
         served: the engine of its instances; None where the scenario gives it in numbers.
         rounds: that a simulation of it will keep.
+        work: of the mean attempt, which no choice changes.
     """
     hand_over = _hand_over(loop, choice, served, update)
     memory = _memory(loop, choice, served, update)
@@ -101,9 +106,8 @@ def candidate(
     broken += _goals(loop, choice)
     if choice.layout == "async" and scenario is not None:
         broken += streamed_violations(scenario)
-    most, work = 0.0, None
+    most = 0.0
     if scenario is not None:
-        work = work_of(scenario)
         most = most_per_s(scenario, work, rounds, overlapped=choice.layout in PIPELINED)
     return Candidate(
         choice=choice,
@@ -113,7 +117,6 @@ def candidate(
         memory=memory,
         violations=tuple(broken),
         most=most,
-        work=work,
     )
 
 

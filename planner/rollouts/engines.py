@@ -37,6 +37,7 @@ class Served:
     Attributes:
         engine: its times and what it holds where nothing else lies on its GPUs.
         held: what lies on a GPU then.
+        model_bytes, tensors: of a whole checkpoint.
     """
 
     loop: LoopScenario
@@ -44,6 +45,8 @@ class Served:
     shape: EngineShape
     engine: EngineModel
     held: Memory
+    model_bytes: int
+    tensors: int
 
     def engine_beside(self, resident_bytes: int) -> EngineModel:
         """Returns the engine where so many bytes of each GPU hold something else.
@@ -81,8 +84,8 @@ class Served:
         assert self.loop.cluster is not None
         given = {
             "path": "broadcast",
-            "weights": format_bytes(int(model_bytes(self.model))),
-            "tensors": sum(count * matrix.stack for count, matrix in all_matrices(self.model)),
+            "weights": format_bytes(self.model_bytes),
+            "tensors": self.tensors,
             "bucket": _BUCKET,
             "source": "host" if choice.layout == "colocated" else "gpu",
             "senders": update_gpus,
@@ -163,6 +166,8 @@ def served(loop: LoopScenario, serve: Serving, shape: EngineShape) -> Served:
         shape=shape,
         engine=engine_model(model, loop.cluster, shape, software=software),
         held=memory(on),
+        model_bytes=int(model_bytes(model)),
+        tensors=sum(count * matrix.stack for count, matrix in all_matrices(model)),
     )
 
 

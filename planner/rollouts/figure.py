@@ -74,7 +74,16 @@ def _front(axis: Any, result: LoopResult) -> None:
             label=None if layout in seen else layout.replace("_", "-"),
         )  # fmt: skip
         seen.add(layout)
-    for i, ranked in enumerate(result.front):
+    width, height = max([*x, 1e-12]) - min([*x, 0.0]), max([*y, 1e-12])
+    last: tuple[float, float] | None = None
+    for i, ranked in reversed(list(enumerate(result.front))):
+        here = (x[i] / max(width, 1e-12), y[i] / height)
+        if (
+            last is not None
+            and max(abs(here[0] - last[0]) / 0.2, abs(here[1] - last[1]) / 0.06) < 1
+        ):
+            continue  # its words would lie on the last ones
+        last = here
         axis.annotate(
             _short(ranked),
             (x[i], y[i]),

@@ -23,6 +23,7 @@ from flopwright.planner.rollouts.best_first import (
     between,
     front_of,
 )
+from flopwright.planner.rollouts.bounds import Work, work_of
 from flopwright.planner.rollouts.candidate import (
     Candidate,
     candidate,
@@ -51,6 +52,7 @@ class _Search:
     started_s: float
     time_limit_s: float | None
     progress: Progress | None
+    work: Work
     engines: dict[Shape, Served | None] = field(default_factory=dict)
     updates: dict[int, UpdateOption | InputError] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
@@ -97,7 +99,8 @@ class _Search:
                 self.infeasible.append((words(choice), 0.0, update.violations))
                 continue
             shape = Shape(choice.gpus_per_instance, choice.tp, choice.ep)
-            made = candidate(self.loop, choice, self.engines[shape], update, self.rounds)
+            engine = self.engines[shape]
+            made = candidate(self.loop, choice, engine, update, self.rounds, self.work)
             if made.violations:
                 self.infeasible.append((words(choice), made.most, made.violations))
                 continue
@@ -209,6 +212,7 @@ def search_loop(
         started_s=clock(),
         time_limit_s=time_limit_s,
         progress=progress,
+        work=work_of(loop.rollout),
     )
     grid = choices(loop, state.shapes())
     places = state.add(grid)
