@@ -77,8 +77,8 @@ class TournamentResult(Spec):
     best: str
     regret: NonNegativeFloat
     spearman: float
-    noise_floor: NonNegativeFloat | None
-    regret_crossed: float | None
+    noise_floor: NonNegativeFloat | None = None
+    regret_crossed: float | None = None
     regret_log_std: NonNegativeFloat
     uncalibrated: Judged
     calibrated: Judged

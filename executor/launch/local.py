@@ -37,6 +37,8 @@ from flopwright.executor.launch.request import (
 from flopwright.report.metrics import Measurement
 from flopwright.report.probe import ProbeReport
 
+# What progress says once the user asked to stop.
+STOPPING: Final = "stopping after this round (Ctrl-C again to end now)"
 _POLL_S: Final = 0.2
 _GRACE_S: Final = 40.0  # torchrun gives its ranks 30 s before it kills them
 _LOG_TAIL: Final = 15
@@ -164,7 +166,7 @@ def _stop_requests(out_dir: Path, on_progress: Progress) -> Iterator[_Stop]:
             return
         state.asked = True
         (out_dir / STOP_FILE).touch()
-        on_progress({"phase": "stopping after this round (Ctrl-C again to end now)", "share": 0})
+        on_progress({"phase": STOPPING, "share": 0})
 
     before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from flopwright.executor.launch.checks import LaunchOptions
-from flopwright.executor.launch.local import RunFailedError, RunResult, launch
+from flopwright.executor.launch.local import STOPPING, RunFailedError, RunResult, launch
 from flopwright.executor.launch.progress import Progress
 from flopwright.executor.launch.request import (
     RETIRED_FILE,
@@ -133,12 +133,14 @@ class _Watcher:
     training: bool = False
     last: str | None = None
     stopped: bool = False
+    asked: bool = False
     began: float = field(default_factory=time.monotonic)
 
     def see(self, event: dict[str, Any]) -> None:
         """Takes a line of progress; after a plan's turn the referee is asked."""
         self.show(event)
         self.training = self.training or event.get("phase") == "train"
+        self.asked = self.asked or event.get("phase") == STOPPING
         if "plan" not in event or self.stopped:
             return
         self.last = event["plan"]
@@ -154,8 +156,8 @@ class _Watcher:
             (self.out_dir / STOP_FILE).touch()
 
     def interrupted(self) -> bool:
-        """Returns whether someone else asked to stop."""
-        return (self.out_dir / STOP_FILE).exists() and not self.stopped
+        """Returns whether someone asked to stop, whatever the referee said."""
+        return self.asked or ((self.out_dir / STOP_FILE).exists() and not self.stopped)
 
     def at_work(self) -> str | None:
         """Returns the plan whose turn it is, None before the first one."""

@@ -27,8 +27,8 @@ class Asked(Spec):
     top: int
     random: int
     seed: int
-    calibration: str | None
     steps_per_turn: int
+    calibration: str | None = None  # what is not known is left out of the file
 
 
 class State(Spec):

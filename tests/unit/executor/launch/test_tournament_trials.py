@@ -11,7 +11,7 @@ import pytest
 
 from flopwright.executor.launch import tournament
 from flopwright.executor.launch.checks import LaunchOptions
-from flopwright.executor.launch.local import RunFailedError, RunResult
+from flopwright.executor.launch.local import STOPPING, RunFailedError, RunResult
 from flopwright.executor.launch.request import RETIRED_FILE, STEPS_FILE, STOP_FILE, read_retired
 from flopwright.executor.launch.tournament import (
     Ruling,
@@ -51,12 +51,8 @@ class FakeLaunch:
                     raise RunFailedError(self.failing[name])
                 self._turn(out, number, name)
                 see({"plan": name, "step": 2 * number + 2})
-        return RunResult(
-            out_dir=out,
-            request=None,
-            measurements=(),
-            checkpoints={},  # type: ignore[arg-type]
-        )
+        nothing: Any = None  # nobody asks for it
+        return RunResult(out_dir=out, request=nothing, measurements=(), checkpoints={})
 
     @staticmethod
     def _turn(out: Path, number: int, name: str) -> None:
@@ -153,6 +149,20 @@ def test_a_stop_from_outside_is_told_from_the_referees(
     found = trials(tmp_path, monkeypatch, fake, never)
     assert found.interrupted
     assert len(found.turns) == 6
+
+
+def test_ctrl_c_counts_even_after_the_referees_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(FakeLaunch):
+        def __call__(
+            self, plans: Sequence[Path], out: Path, options: LaunchOptions, see: Any
+        ) -> RunResult:
+            result = super().__call__(plans, out, options, see)
+            see({"phase": STOPPING, "share": 0})
+            return result
+
+    assert trials(tmp_path, monkeypatch, Interrupted(), stop_after(2)).interrupted
 
 
 def test_launches_of_one_folder_are_read_together_and_half_a_line_waits(tmp_path: Path) -> None:

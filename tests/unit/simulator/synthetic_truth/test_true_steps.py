@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.space import legal_candidates
@@ -134,15 +135,15 @@ def points_of(machine: Calibration, noise: Noise, rng: np.random.Generator) -> l
             seconds = curve_seconds(curve, (m, k, n), moved) * math.exp(rng.normal(0, noise.point))
             if rng.random() < noise.late_points:
                 seconds *= rng.uniform(1.5, 4.0)
-            out.append(
-                OperatorPoint(
-                    kind=curve.kind,
-                    name=STREAMS[curve.family] if curve.kind == "memory_bound" else curve.kind,
-                    dtype="fp32", phase=curve.phase, m=m, k=k, n=n,
-                    flops=0.0 if curve.kind in {"memory_bound", "optimizer"} else 2 * m * k * n,
-                    moved_bytes=moved, seconds=seconds, seconds_min=seconds, seconds_p90=seconds,
-                )
-            )  # fmt: skip
+            values = {
+                "kind": curve.kind,
+                "name": STREAMS[curve.family] if curve.kind == "memory_bound" else curve.kind,
+                "dtype": "fp32", "phase": curve.phase, "m": m, "k": k, "n": n,
+                "flops": 0.0 if curve.kind in {"memory_bound", "optimizer"} else 2 * m * k * n,
+                "moved_bytes": moved, "seconds": seconds, "seconds_min": seconds,
+                "seconds_p90": seconds,
+            }  # fmt: skip
+            out.append(OperatorPoint.model_validate(values))
     return out
 
 
@@ -154,13 +155,12 @@ def messages_of(
         for nbytes in PAYLOADS:
             seconds = curve.alpha_s + nbytes / curve.bytes_per_s
             seconds *= math.exp(rng.normal(0, noise.point))
-            out.append(
-                CollectivePoint(
-                    collective=curve.collective, ranks=2, nbytes=nbytes, seconds=seconds,
-                    seconds_min=seconds, seconds_p90=seconds, seconds_mean=seconds,
-                    waiting_s=3e-4,
-                )  # type: ignore[arg-type]
-            )  # fmt: skip
+            values = {
+                "collective": curve.collective, "ranks": 2, "nbytes": nbytes, "seconds": seconds,
+                "seconds_min": seconds, "seconds_p90": seconds, "seconds_mean": seconds,
+                "waiting_s": 3e-4,
+            }  # fmt: skip
+            out.append(CollectivePoint.model_validate(values))
     return out
 
 
@@ -227,7 +227,7 @@ class Learnt:
     calibrated: Calibration
     others: tuple[ParallelPlan, ...]
 
-    def off(self, calibration: Calibration) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def off(self, calibration: Calibration) -> NDArray[np.float64]:
         """Log of predicted over true step times of the plans that have not run."""
         return np.array(
             [
