@@ -125,7 +125,8 @@ class Instance(Admission):
         for a in self.loaded:
             self.read(a)
         self.loaded.clear()
-        if self.make_room():
+        self.blocked = not self.make_room()
+        if not self.blocked:
             self.fill(now_s)
             if not self.own.heap and not self.rules.dealt:
                 self.take(phase.pool, now_s)

@@ -122,6 +122,7 @@ class Admission(Slots):
         """Admits from the own queue, then from the one that attempts were dealt to."""
         while (a := self.own.head) is not None:
             if not self.admits(a, own=True):
+                self.blocked = True  # who waits here goes before the shared queue
                 return
             self.own.pop()
             self.admit(a, now_s)

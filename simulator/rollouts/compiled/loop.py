@@ -152,7 +152,9 @@ def boundary(s: Arrays, i: int, now_s: float) -> None:
         after = s.rows[r, st.LANE_AFTER]
         read(s, i, r)
         r = after
-    if make_room(s, i):
+    calm = make_room(s, i)
+    s.ints[i, c.BLOCKED] = 0 if calm else 1
+    if calm:
         fill(s, i, now_s)
         if s.roots[s.rules[c.INSTANCES] + i] < 0 and not s.rules[c.DEALT]:
             take(s, i, now_s)

@@ -118,6 +118,7 @@ def fill(s: Arrays, i: int, now_s: float) -> None:
     while s.roots[heap] >= 0:
         r = s.roots[heap]
         if not admits(s, i, r, True):
+            s.ints[i, c.BLOCKED] = 1  # who waits here goes before the shared queue
             return
         pop(s.rows, s.times, s.roots, heap)
         s.ints[i, c.OWN_SIZE] -= 1
