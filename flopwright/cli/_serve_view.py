@@ -69,7 +69,7 @@ def lines(found: Serving) -> list[str]:
     if not found.gpus:
         return [*out, "No number of GPUs that was looked at holds it with its caches."]
     out += [
-        f"With caches: {plural(found.gpus, 'GPU')}, an instance {found.layout}; "
+        f"With caches: {plural(found.gpus, 'GPU')}, {found.layout}; "
         f"{show_bytes(found.cache_bytes_per_gpu)} of cache a GPU hold "
         f"{plural(found.sequences, 'sequence')}",
         f"Decode: {show_count(found.tokens_per_s_per_gpu)} tokens/s a GPU, "

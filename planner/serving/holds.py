@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from flopwright.simulator.hardware.nodes.types import cluster_of
@@ -54,16 +54,18 @@ class Holding:
 
     Attributes:
         sequences: sequences of the asked context that fit the instance at once.
+        replicas: instances side by side that hold all that was asked for.
     """
 
     on: Served
     memory: Memory
     sequences: int
+    replicas: int = 1
 
     @property
     def gpus(self) -> int:
-        """GPUs of the instance."""
-        return self.on.shape.gpus
+        """GPUs of all replicas."""
+        return self.on.shape.gpus * self.replicas
 
 
 def holdings(
@@ -99,17 +101,18 @@ def fewest_gpus(
     concurrency: int = 1,
     most: int = MAX_GPUS,
 ) -> list[Holding]:
-    """Returns the layouts on the fewest GPUs of one instance that hold all of it, or [].
+    """Returns the layouts on the fewest GPUs, of one instance or alike ones, that hold it, or [].
 
     Args:
         context: tokens of each sequence; concurrency: sequences at once.
     """
+    best: list[Holding] = []
     for gpus in gpu_counts(node_type, most):
-        fit = [
-            h
-            for h in holdings(model, node_type, software, gpus, context)
-            if h.sequences >= concurrency
-        ]
-        if fit:
-            return fit
-    return []
+        if best and gpus > best[0].gpus:
+            break
+        for held in holdings(model, node_type, software, gpus, context):
+            found = replace(held, replicas=math.ceil(concurrency / held.sequences))
+            if found.gpus > most or (best and found.gpus > best[0].gpus):
+                continue
+            best = [*(h for h in best if h.gpus == found.gpus), found]
+    return best

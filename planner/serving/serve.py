@@ -22,6 +22,7 @@ from flopwright.simulator.rollouts.engine.software import engine_software
 from flopwright.simulator.rollouts.engine.weights import model_bytes
 from flopwright.spec.rollouts.engine import Speculation
 from flopwright.spec.rollouts.engine_served import EngineSoftware, ServedModel
+from flopwright.units import plural
 
 # Output tokens of a task by effort, assumed: nobody publishes them.
 EFFORTS: Final = {"low": 2_000, "high": 16_000, "max": 64_000}
@@ -95,7 +96,7 @@ class _Rates:
 def _rates(held: Holding, asked: Asked, users: int) -> _Rates:
     """Seconds of a step with the asked users at half their context, and what it gives."""
     on = held.on
-    each = np.array([max(users / on.shape.dp, 1.0)])
+    each = np.array([max(users / (on.shape.dp * held.replicas), 1.0)])
     verified = 1.0 if asked.speculation is None else 1.0 + asked.speculation.drafts
     found = load(each, each * asked.context / 2, step_tokens=verified)
     step = float(pass_seconds(on, found).seconds[0])
@@ -139,7 +140,7 @@ def serve(model: ServedModel, asked: Asked) -> Serving:
         for level, tokens in asked.efforts.items()
     }
     gpu_s = {
-        level: prompt.work_seconds(asked.prompt_tokens) * held.gpus + tokens / best.per_gpu
+        level: prompt.work_seconds(asked.prompt_tokens) * shape.gpus + tokens / best.per_gpu
         for level, tokens in asked.efforts.items()
     }
     usd_s = None if price is None else price / 3600
@@ -150,12 +151,12 @@ def serve(model: ServedModel, asked: Asked) -> Serving:
         weight_bytes=weights,
         gpus_for_weights=alone,
         gpus=held.gpus * asked.models,
-        layout=f"tp {shape.tp}, dp {shape.dp}, ep {shape.ep}",
+        layout=f"tp {shape.tp}, dp {shape.dp}, ep {shape.ep}, {plural(held.replicas, 'instance')}",
         cache_bytes_per_gpu=held.memory.cache_bytes,
-        sequences=held.sequences * asked.models,
+        sequences=held.sequences * held.replicas * asked.models,
         tokens_per_s_per_gpu=best.per_gpu,
         tokens_per_s_per_user=best.per_user,
-        prefill_tokens_per_s_per_gpu=1 / (prompt.per_token_s * held.gpus),
+        prefill_tokens_per_s_per_gpu=1 / (prompt.per_token_s * shape.gpus),
         usd_per_million_tokens=None if usd_s is None else usd_s * 1e6 / best.per_gpu,
         seconds_per_task=seconds,
         usd_per_task={} if usd_s is None else {k: usd_s * v for k, v in gpu_s.items()},
