@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flopwright.report.compare_report import ComparisonReport, make_report
+from flopwright.report.drift import find_drifts
 from flopwright.report.metrics import Measurement
 from flopwright.simulator.calibration.files import own_calibrations
 from flopwright.simulator.calibration.model import Calibration
-from flopwright.simulator.calibration.repredict import compared_run, prior_of
+from flopwright.simulator.calibration.repredict import prior_of
+from flopwright.simulator.comparison.run import compared_run
 
 
 def calibrations(measurements: Sequence[Measurement]) -> dict[str, Calibration]:
@@ -43,4 +45,20 @@ def compared_runs(
             public = prior_of(measurement)
             before = None if calibration == public else public
             runs.append(compared_run(measurement, before, calibration))
-    return make_report(runs)
+    return make_report(runs, find_drifts(measurements))
+
+
+def chosen_runs(measurements: Sequence[Measurement], words: str) -> list[Measurement]:
+    """Returns the runs that hold every word in their plan, id, date, model or stack."""
+    wanted = words.lower().split()
+    return [m for m in measurements if all(word in _text(m) for word in wanted)]
+
+
+def _text(run: Measurement) -> str:
+    where = run.fingerprint
+    model = run.plan.get("scenario", {}).get("model", {}).get("name", "") if run.plan else ""
+    parts = (
+        run.plan_name, run.id, run.created, model, where.stack_id(), where.gpu or "",
+        where.processor, where.machine,
+    )  # fmt: skip
+    return " ".join(map(str, parts)).lower()

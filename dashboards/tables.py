@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from flopwright.planner.result import SearchResult
 from flopwright.report.compare_report import ComparisonReport
-from flopwright.report.metrics import Prediction
+from flopwright.report.metrics import Measurement, Prediction, RoundMetrics, StageMetrics
 from flopwright.units import GIB
 
 
@@ -65,6 +67,24 @@ def compared(report: ComparisonReport) -> pd.DataFrame:
         if run.before is not None:
             row["error before (%)"] = _percent(run.before.error("step_time_s"))
             row["learnt from"] = "no" if run.held_out else "yes"
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def rounds_and_stages(measurements: Sequence[Measurement]) -> pd.DataFrame:
+    """Returns one row a measured round or stage: when, what, how long."""
+    rows = []
+    for m in measurements:
+        row: dict[str, object] = {"run": m.id, "plan": m.plan_name, "when": m.created}
+        if isinstance(m.metrics, RoundMetrics):
+            row |= {
+                "kind": "round",
+                "time (s)": _digits(m.metrics.round_time_s),
+                "tokens/s": _digits(m.metrics.tokens_per_s),
+                "idle (%)": _percent(m.metrics.gpu_idle_share),
+            }
+        elif isinstance(m.metrics, StageMetrics):
+            row |= {"kind": m.metrics.stage, "time (s)": _digits(m.metrics.wall_s)}
         rows.append(row)
     return pd.DataFrame(rows)
 

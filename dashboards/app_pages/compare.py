@@ -1,17 +1,23 @@
-"""Compare: the store's runs, predicted against measured, before and after a calibration."""
+"""Compare: the store's runs beside what the simulator predicts, and what is off and why."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import streamlit as st
 
-from flopwright.dashboards import figures, tables
+from flopwright.dashboards import compare_figures, figures, tables
+from flopwright.dashboards.compare_view import draw_environment, draw_one_run, draw_summary
 from flopwright.dashboards.parts import chart, chosen, keep_in_url, show_problems, store_url
-from flopwright.dashboards.runs import calibrations, compared_runs
+from flopwright.dashboards.published_view import draw_published
+from flopwright.dashboards.runs import calibrations, chosen_runs, compared_runs
 from flopwright.errors import InputError
-from flopwright.report.compare_report import ComparisonReport, ErrorSummary
-from flopwright.report.metrics import Measurement
+from flopwright.report.drift import find_drifts
+from flopwright.report.metrics import Measurement, StepMetrics
 from flopwright.store import default_url, open_store, store_exists
 from flopwright.units import plural
+
+_TABS = ("Runs", "One run", "Environment", "Over time", "Rounds and stages", "Published runs")
 
 
 def page() -> None:
@@ -36,7 +42,7 @@ def page() -> None:
 
 
 def _nothing_yet(url: str) -> None:
-    """Says what to do when the store is empty."""
+    """Says what to do when the store is empty; the published runs can be looked at anyway."""
     st.info(f"**No runs yet** in {url}. A run adds its measurement:")
     st.code(
         "flopwright plan kimi_k2_mini_2cpu_fp32 --out plan.yaml\n"
@@ -45,70 +51,89 @@ def _nothing_yet(url: str) -> None:
         language="bash",
     )
     st.caption("Or `make demo`, which does all of it for three plans.")
+    st.subheader("Runs that others published")
+    draw_published()
 
 
-def _compared(measurements: list[Measurement]) -> None:
+def _compared(measurements: Sequence[Measurement]) -> None:
     """Shows the comparison under the chosen calibration."""
+    steps = [m for m in measurements if isinstance(m.metrics, StepMetrics)]
+    others = [m for m in measurements if not isinstance(m.metrics, StepMetrics)]
+    runs, one, environment, time, rounds, published = st.tabs(_TABS)
+    with published:
+        draw_published()
+    with rounds:
+        if others:
+            st.dataframe(tables.rounds_and_stages(others), hide_index=True, width="stretch")
+        else:
+            st.info("No rollout round and no stage of a campaign is in the store.")
+    with time:
+        _drift(steps)
+    with environment:
+        draw_environment(steps)
+    with runs:
+        report_of = _runs(steps)
+    if report_of is None:
+        return
+    with one:
+        draw_one_run(*report_of)
+
+
+def _runs(steps: Sequence[Measurement]) -> tuple[object, list[str]] | None:
+    """Draws all runs; returns the report and the command line for it."""
+    if not steps:
+        st.info("No step of a training is in the store.")
+        return None
     try:
-        known = calibrations(measurements)
-        name = chosen("Calibration", list(known), "calibration")
-        report = compared_runs(measurements, known[name])
+        known = calibrations(steps)
+        left, right = st.columns(2)
+        with left:
+            name = chosen("Calibration", list(known), "calibration")
+        with right:
+            st.session_state.setdefault("search runs", st.query_params.get("search", ""))
+            words = st.text_input(
+                "Search runs",
+                key="search runs",
+                placeholder="plan, id, stack or date",
+                help="runs whose plan name, id, date, model or stack holds every word",
+            )
+        keep_in_url(calibration=name, search=words)
+        wanted = chosen_runs(steps, words)
+        if not wanted:
+            st.warning(f"No run holds all of: {words}")
+            return None
+        report = compared_runs(wanted, known[name])
     except InputError as error:
         show_problems(error, "These runs cannot be predicted")
-        return
-    keep_in_url(calibration=name)
-    if len(report.runs) < len(measurements):
+        return None
+    if not report.runs:
+        st.warning("No run of the stack that this calibration speaks of.")
+        return None
+    if len(report.runs) < len(wanted):
         st.caption(
             f"{plural(len(report.runs), 'run')} of the stack that this calibration speaks of."
         )
     store = ["--store", str(store_url())] if store_url() is not None else []
     command = ["flopwright", "compare", "--calibration", name, *store]
-    _summary(report)
+    draw_summary(report)
     st.dataframe(tables.compared(report), hide_index=True, width="stretch")
-    st.subheader("Predicted against measured step time")
+    left, right = st.columns(2)
     after = [run.after for run in report.runs]
     before = [run.before for run in report.runs if run.before is not None]
-    figure = figures.scatter_figure(after, before)
-    chart(figure, alt="predicted against measured", command=command)
-    _one_run(report, command)
-
-
-def _summary(report: ComparisonReport) -> None:
-    """Shows the errors before and after, and of the runs that were not learnt from."""
-    shown: list[tuple[str, ErrorSummary | None]] = [("median error", report.after)]
-    if report.before is not None:
-        shown = [
-            ("median error before", report.before),
-            ("median error after", report.after),
-            ("median error, runs not learnt from", report.held_out),
-        ]
-    columns = st.columns(len(shown) + 1)
-    for column, (title, summary) in zip(columns, shown, strict=False):
-        column.metric(title, "-" if summary is None else f"{summary.median_error:.1%}")
-        if summary is not None:
-            inside = f"{summary.inside_interval:.0%} inside the interval"
-            column.caption(f"{plural(summary.runs, 'run')}, {inside}")
-    floor = report.noise_floor
-    columns[-1].metric("noise floor", "not measured" if floor is None else f"{floor:.1%}")
-    columns[-1].caption("one plan measured twice: smaller errors say nothing")
-
-
-def _one_run(report: ComparisonReport, command: list[str]) -> None:
-    """Shows one run by class: where its prediction is off."""
-    st.subheader("One run by class")
-    labels = {f"{run.plan_name} ({run.measurement_id})": run.after for run in report.runs}
-    label = chosen("Run", list(labels), "run")
-    keep_in_url(run=label)
-    comparison = labels[label]
-    if comparison.worst is not None:
-        st.markdown(f"Look first at {comparison.worst.text}.")
-    left, right = st.columns(2)
     with left:
-        figure = figures.classes_figure(comparison.time_classes, kind="time")
-        chart(figure, alt="time by class", command=command)
+        st.subheader("Predicted against measured step time")
+        figure = figures.scatter_figure(after, before)
+        chart(figure, alt="predicted against measured", command=command)
     with right:
-        if not comparison.memory_classes:
-            st.info("No memory was recorded in this run.")
-            return
-        figure = figures.classes_figure(comparison.memory_classes, kind="memory")
-        chart(figure, alt="memory by class", command=command)
+        st.subheader("Signed error by phase")
+        figure = compare_figures.phase_error_figure(report)
+        chart(figure, alt="signed error by phase", command=command)
+    return report, command
+
+
+def _drift(steps: Sequence[Measurement]) -> None:
+    """Draws the step times of each plan over its runs, and what drifted."""
+    for drift in find_drifts(steps):
+        (st.error if drift.alarm else st.caption)(drift.text())
+    figure = compare_figures.over_time_figure(steps)
+    chart(figure, alt="step time over runs", command=["flopwright", "compare"])

@@ -1,69 +1,80 @@
-"""Rollouts: one co-located RL round under a lambda, and the lambda that serves best."""
+"""Rollouts: one RL round under a lambda, the lambda that serves best, and the whole loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import streamlit as st
 
-from flopwright.dashboards import rollout_figures
+from flopwright.dashboards import rollout_figures as figures
+from flopwright.dashboards.loop_view import draw_loop
 from flopwright.dashboards.parts import chart, chosen, keep_in_url, show_problems
+from flopwright.dashboards.rounds_view import draw_metrics, swept
 from flopwright.errors import InputError
 from flopwright.simulator.rollouts.report import RoundReport
 from flopwright.simulator.rollouts.rounds import simulate
-from flopwright.simulator.rollouts.sweep import LambdaSweep, sweep_lambda
 from flopwright.simulator.rollouts.text import assumption_lines
-from flopwright.spec.load import catalog_names
-from flopwright.spec.rollout import (
-    ROLLOUT_CATALOG,
-    RolloutScenario,
-    load_rollout_scenario,
-    with_stop_fraction,
-)
-from flopwright.units import show_bytes, show_count, show_seconds
+from flopwright.spec.loop import round_names
+from flopwright.spec.rollout import RolloutScenario, load_rollout_scenario, with_stop_fraction
 
-_HASH = {RolloutScenario: RolloutScenario.content_hash}
-
-
+_HASH: Final = {RolloutScenario: RolloutScenario.content_hash}
 _SIMULATED: Callable[[RolloutScenario], RoundReport] = st.cache_resource(
     show_spinner="simulating rounds", max_entries=64, hash_funcs=_HASH
 )(simulate)
-_SWEPT: Callable[[RolloutScenario], LambdaSweep] = st.cache_resource(
-    show_spinner="simulating every lambda", max_entries=8, hash_funcs=_HASH
-)(sweep_lambda)
+_ROUND, _LOOP = "One round", "Plan the loop"
 
 
 def page() -> None:
     """Draws the page."""
     st.title("Rollouts")
+    views = (_ROUND, _LOOP)
+    state = "view of rollouts"
+    if state not in st.session_state:
+        st.session_state[state] = _LOOP if st.query_params.get("view") == "loop" else _ROUND
+    view = st.segmented_control("View", views, key=state, label_visibility="collapsed")
+    keep_in_url(view="loop" if view == _LOOP else "round")
+    try:
+        if view == _LOOP:
+            draw_loop()
+        else:
+            _round()
+    except InputError as error:
+        show_problems(error, "This scenario cannot be simulated")
+
+
+def _round() -> None:
+    """Draws one round."""
     st.caption(
         "A round generates until a share lambda of the attempts in flight is complete; "
         "the rest is parked and resumed first in the next round, under newer weights."
     )
-    try:
-        name = chosen("Scenario", catalog_names(ROLLOUT_CATALOG), "rollout")
-        scenario = load_rollout_scenario(name)
-        fraction = _slider(scenario)
-        keep_in_url(rollout=name, **{"lambda": f"{fraction:g}"})
-        report = _SIMULATED(with_stop_fraction(scenario, fraction))
-        whole = _SIMULATED(with_stop_fraction(scenario, 1.0))
-    except InputError as error:
-        show_problems(error, "This scenario cannot be simulated")
-        return
+    name = chosen("Scenario", round_names(), "rollout")
+    scenario = load_rollout_scenario(name)
+    fraction = _slider(scenario)
+    keep_in_url(rollout=name, **{"lambda": f"{fraction:g}"})
+    report = _SIMULATED(with_stop_fraction(scenario, fraction))
+    whole = _SIMULATED(with_stop_fraction(scenario, 1.0))
     st.caption(scenario.description)
-    _metrics(report, whole)
+    draw_metrics(report, whole)
     command = ["flopwright", "rollouts", name, "--lambda", f"{fraction:g}"]
     left, right = st.columns(2)
     with left:
         st.subheader("Completions of the last round")
-        figure = rollout_figures.completion_figure(
+        figure = figures.completion_figure(
             report.completion_curve, fraction, whole.completion_curve
         )
         chart(figure, alt="attempts complete over time", command=command)
+        st.subheader("How long completions are")
+        figure = figures.lengths_figure(scenario.lengths)
+        chart(figure, alt="distribution of lengths", command=command)
     with right:
         st.subheader("Time of a round by phase")
-        figure = rollout_figures.phases_figure({f"lambda {fraction:g}": report, "lambda 1": whole})
+        figure = figures.phases_figure({f"lambda {fraction:g}": report, "lambda 1": whole})
         chart(figure, alt="time of a round by phase", command=command)
+        st.subheader("Policy versions behind when trained on")
+        figure = figures.staleness_figure(report.trained_staleness)
+        chart(figure, alt="staleness", command=command)
     _sweep(scenario, name)
     with st.expander("Assumptions"):
         st.markdown("\n".join(f"- {text}" for text in assumption_lines(report)))
@@ -73,7 +84,7 @@ def _slider(scenario: RolloutScenario) -> float:
     """Returns lambda, from a slider of the scenario's own; it starts at the URL's."""
     state = f"lambda {scenario.name}"
     if state not in st.session_state:
-        st.session_state[state] = scenario.stop_fraction
+        st.session_state[state] = scenario.fraction
         if st.query_params.get("rollout") == scenario.name:
             st.session_state[state] = _number(st.query_params.get("lambda"), scenario)
     return float(st.slider("lambda", 0.3, 1.0, step=0.01, key=state))
@@ -84,36 +95,8 @@ def _number(text: str | None, scenario: RolloutScenario) -> float:
     try:
         value = float(text or "")
     except ValueError:
-        return scenario.stop_fraction
-    return value if 0.3 <= value <= 1.0 else scenario.stop_fraction
-
-
-def _metrics(report: RoundReport, whole: RoundReport) -> None:
-    """Shows the mean steady round beside the one that waits for every attempt."""
-    here, there = report.steady, whole.steady
-    shown = (
-        ("attempts/s", f"{report.attempts_per_s:.3g}", f"{whole.attempts_per_s:.3g}"),
-        ("tokens/s", show_count(here.tokens_per_s), show_count(there.tokens_per_s)),
-        ("round", show_seconds(here.round_time_s), show_seconds(there.round_time_s)),
-        ("idle slots", f"{here.gpu_idle_share:.1%}", f"{there.gpu_idle_share:.1%}"),
-        ("tail", show_seconds(here.tail_s), show_seconds(there.tail_s)),
-        ("versions behind", f"{report.mean_staleness:.2f}", f"{whole.mean_staleness:.2f}"),
-        ("KV peak", show_bytes(report.kv_peak_bytes), show_bytes(whole.kv_peak_bytes)),
-    )
-    for column, (title, value, at_one) in zip(st.columns(len(shown)), shown, strict=True):
-        column.metric(title, value)
-        column.caption(f"{at_one} at lambda 1")
-    st.caption(
-        f"Versions behind: mean at completion; {report.off_policy_share:.1%} of the tokens come "
-        f"from older weights. KV peak: fullest instance; {show_bytes(report.parked_bytes)} are "
-        "parked over all. Tail: time in which at most a tenth of the attempts still run."
-    )
-    if not report.kv_fits:
-        st.warning(
-            "The KV cache of the fullest instance passes its capacity of "
-            f"{show_bytes(report.kv_capacity_bytes or 0)}: real engines would preempt attempts, "
-            "so these times are a lower bound."
-        )
+        return scenario.fraction
+    return value if 0.3 <= value <= 1.0 else scenario.fraction
 
 
 def _sweep(scenario: RolloutScenario, name: str) -> None:
@@ -125,7 +108,7 @@ def _sweep(scenario: RolloutScenario, name: str) -> None:
         return
     keep_in_url(sweep="1")
     try:
-        sweep = _SWEPT(scenario)
+        sweep = swept(scenario)
     except InputError as error:
         show_problems(error, "No lambda serves the goals")
         return
@@ -136,4 +119,4 @@ def _sweep(scenario: RolloutScenario, name: str) -> None:
         f"{calm.stop_fraction:g}. What binds is {sweep.binding}."
     )
     command = ["flopwright", "rollouts", name, "--sweep"]
-    chart(rollout_figures.sweep_figure(sweep), alt="attempts/s and staleness", command=command)
+    chart(figures.sweep_figure(sweep), alt="what lambda trades", command=command)

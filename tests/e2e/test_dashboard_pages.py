@@ -301,7 +301,7 @@ def test_a_dumped_scenario_can_be_uploaded() -> None:
 def test_rollouts_follow_the_slider_and_the_sweep() -> None:
     app = open_page("rollouts", rollout=SMALL, **{"lambda": "0.8"})
     assert not app.exception
-    assert charts(app) == 2
+    assert charts(app) == 4
     assert app.slider[0].value == 0.8
     first = app.metric[0].value
     app.slider[0].set_value(0.5).run()
@@ -309,18 +309,38 @@ def test_rollouts_follow_the_slider_and_the_sweep() -> None:
     assert kept(app, "lambda") == "0.5"
     app.slider[0].set_value(0.6).run()
     assert kept(app, "lambda") == "0.6"
-    app.button[0].click().run()
+    next(b for b in app.button if "every lambda" in b.label).click().run()
+    assert not app.exception
+    assert charts(app) == 5
+    assert "Best lambda" in app.success[0].value
+    assert app.code[-1].value == f"flopwright rollouts {SMALL} --sweep"
+
+
+@pytest.mark.slow
+def test_a_loop_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flopwright.dashboards import loop_view
+
+    small = {"rounds": 1, "zoom": False}
+    real = loop_view.search_loop
+    monkeypatch.setattr(
+        loop_view, "search_loop", lambda loop, **more: real(loop, **{**more, **small})
+    )
+    app = open_page("rollouts", view="loop", loop="kimi_k2_rl_256gpu_h800")
+    assert not app.exception
+    assert charts(app) == 0
+    app.number_input[0].set_value(5.0)
+    next(b for b in app.button if "Plan the loop" in b.label).click().run()
     assert not app.exception
     assert charts(app) == 3
-    assert "Best lambda" in app.success[0].value
-    assert app.code[2].value == f"flopwright rollouts {SMALL} --sweep"
+    assert "attempts/s" in app.success[0].value
+    assert "--search" in app.code[0].value
 
 
 @pytest.mark.slow
 def test_a_strange_address_still_opens() -> None:
-    app = open_page("rollouts", rollout="no such", **{"lambda": "much"})
+    app = open_page("rollouts", rollout="no such", view="other", **{"lambda": "much"})
     assert not app.exception
-    assert charts(app) == 2
+    assert charts(app) == 4
 
 
 def test_compare_says_what_to_do_without_runs(home: Path) -> None:
@@ -336,10 +356,39 @@ def test_compare_shows_runs(home: Path) -> None:
     open_store().add_all([measured("a", 1.1), measured("b", 1.4)])
     app = open_page("compare")
     assert not app.exception
-    assert charts(app) == 3
+    assert charts(app) == 5
     errors = app.dataframe[0].value.set_index("plan")["error (%)"].to_dict()
     assert errors == {"a": pytest.approx(-9.1, abs=0.05), "b": pytest.approx(-28.6, abs=0.05)}
     assert app.metric[0].label == "median error"
+    app.text_input[0].set_value("b mini").run()
+    assert not app.exception
+    assert list(app.dataframe[0].value["plan"]) == ["b"]
+    assert kept(app, "search") == "b mini"
+    app.text_input[0].set_value("nowhere").run()
+    assert not app.exception
+    assert "No run holds" in app.warning[0].value
+
+
+@pytest.mark.slow
+def test_compare_shows_the_published_runs(home: Path) -> None:
+    app = open_page("compare")
+    next(b for b in app.button if "published" in b.label).click().run()
+    assert not app.exception
+    assert charts(app) == 1
+    assert app.metric[0].label == "median error"
+
+
+def test_what_differs_between_two_machines_is_named() -> None:
+    from flopwright.dashboards.compare_view import environment_rows
+
+    one = measured("a", 1.0)
+    where = one.fingerprint.model_copy(update={"num_cores": 4, "packages": {"torch": "2.14"}})
+    other = one.model_copy(update={"fingerprint": where})
+    assert environment_rows(one, one) == []
+    assert environment_rows(one, other) == [
+        {"": "num_cores", "first run": "2", "second run": "4"},
+        {"": "torch", "first run": "-", "second run": "2.14"},
+    ]
 
 
 @pytest.mark.slow

@@ -1,0 +1,113 @@
+"""Charts of comparisons: errors by phase, ranks, runs over time, published runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from flopwright.dashboards.figures import LINE, layout
+from flopwright.report.compare_report import ComparisonReport
+from flopwright.report.compare_style import AFTER, BANDS, BEFORE, HELD_OUT, time_scale
+from flopwright.report.findings import RankRow
+from flopwright.report.metrics import Measurement, StepMetrics
+from flopwright.simulator.accuracy.score import Scored
+
+
+def phase_error_figure(report: ComparisonReport) -> go.Figure:
+    """Returns the signed error of each run's step time, by phase of training."""
+    figure = go.Figure()
+    for title, colour, side in (("before", BEFORE, "before"), ("after", HELD_OUT, "after")):
+        pairs = [
+            (run.phase, error, run.plan_name)
+            for run in report.runs
+            if (found := getattr(run, side)) is not None
+            and (error := found.error("step_time_s")) is not None
+        ]
+        if pairs:
+            figure.add_scatter(
+                x=[p[0] for p in pairs],
+                y=[100 * p[1] for p in pairs],
+                text=[p[2] for p in pairs],
+                mode="markers",
+                marker={"color": colour, "size": 10},
+                name=f"{title} calibration",
+                hovertemplate="%{text}: %{y:+.1f} %",
+            )
+    figure.add_hline(y=0, line={"color": "#777777"})
+    for band in BANDS:
+        for sign in (-1, 1):
+            figure.add_hline(y=100 * sign * band, line={"color": "#bbbbbb", "dash": "dot"})
+    return layout(figure, x="", y="predicted over measured - 1 (%)")
+
+
+def ranks_figure(ranks: Sequence[RankRow]) -> go.Figure:
+    """Returns what each rank was busy with, compute and traffic, predicted and measured."""
+    most = max(r.compute_measured_s + r.traffic_measured_s for r in ranks)
+    factor, unit = time_scale(most)
+    names = [f"rank {r.rank}" for r in ranks]
+    figure = go.Figure()
+    for title, values, colour in (
+        ("compute, predicted", [r.compute_predicted_s for r in ranks], AFTER),
+        ("compute, measured", [r.compute_measured_s for r in ranks], HELD_OUT),
+        ("traffic, predicted", [r.traffic_predicted_s for r in ranks], "#e3b9bf"),
+        ("traffic, measured", [r.traffic_measured_s for r in ranks], "#9cc3df"),
+    ):
+        figure.add_bar(x=names, y=[v * factor for v in values], name=title, marker_color=colour)
+    return layout(figure, x="", y=f"busy time a step ({unit})", barmode="group")
+
+
+def over_time_figure(steps: Sequence[Measurement]) -> go.Figure:
+    """Returns the step time of each plan, run by run, with its p10 to p90."""
+    figure = go.Figure()
+    times = [m.metrics.step_time_s for m in steps if isinstance(m.metrics, StepMetrics)]
+    factor, unit = time_scale(max(times, default=0.0))
+    series: dict[str, list[Measurement]] = {}
+    for m in sorted(steps, key=lambda m: (m.created, m.id)):
+        series.setdefault(m.plan_name, []).append(m)
+    for name, runs in series.items():
+        middle = [_step_s(m) * factor for m in runs]
+        late = [m.step_time_p90_s * factor for m in runs]
+        early = [m.step_time_p10_s * factor for m in runs]
+        figure.add_scatter(
+            x=[m.created for m in runs],
+            y=middle,
+            mode="lines+markers",
+            name=name,
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [high - t for high, t in zip(late, middle, strict=True)],
+                "arrayminus": [t - low for low, t in zip(early, middle, strict=True)],
+                "thickness": 1,
+            },
+        )
+    return layout(figure, x="when", y=f"step time ({unit})")
+
+
+def _step_s(run: Measurement) -> float:
+    assert isinstance(run.metrics, StepMetrics)
+    return run.metrics.step_time_s
+
+
+def published_figure(runs: Sequence[Scored]) -> go.Figure:
+    """Returns how far off the step times of published runs are, with bands of 10 and 20 %."""
+    figure = go.Figure()
+    for gpu in sorted({r.labels["gpu"] for r in runs}):
+        of = [r for r in runs if r.labels["gpu"] == gpu]
+        figure.add_scatter(
+            x=[r.measured for r in of],
+            y=[100 * r.error for r in of],
+            text=[r.id for r in of],
+            mode="markers",
+            name=gpu,
+            hovertemplate="%{text}<br>measured %{x:.4g} s, off by %{y:+.1f} %",
+        )
+    for band in BANDS:
+        for sign in (-1, 1):
+            figure.add_hline(y=100 * sign * band, line={"color": LINE, "dash": "dot", "width": 1})
+    figure.add_hline(y=0, line={"color": "#777777"})
+    figure.update_xaxes(type="log")
+    return layout(
+        figure, x="measured step time (s)", y="predicted over measured - 1 (%)", height=460
+    )

@@ -1,0 +1,60 @@
+"""What the Rollouts page shows of one round: its numbers, and the sweep over lambda."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from flopwright.dashboards.results import results
+from flopwright.simulator.rollouts.report import RoundReport
+from flopwright.simulator.rollouts.sweep import LambdaSweep, sweep_lambda
+from flopwright.spec.rollout import RolloutScenario
+from flopwright.units import show_bytes, show_count, show_seconds
+
+
+def draw_metrics(report: RoundReport, whole: RoundReport) -> None:
+    """Draws the mean steady round beside the one that waits for every attempt."""
+    here, there = report.steady, whole.steady
+    shown = (
+        ("attempts/s", f"{report.attempts_per_s:.3g}", f"{whole.attempts_per_s:.3g}"),
+        ("tokens/s", show_count(here.tokens_per_s), show_count(there.tokens_per_s)),
+        ("round", show_seconds(here.round_time_s), show_seconds(there.round_time_s)),
+        ("idle slots", f"{here.gpu_idle_share:.1%}", f"{there.gpu_idle_share:.1%}"),
+        ("tail", show_seconds(here.tail_s), show_seconds(there.tail_s)),
+        ("versions behind", f"{report.mean_staleness:.2f}", f"{whole.mean_staleness:.2f}"),
+        ("KV peak", show_bytes(report.kv_peak_bytes), show_bytes(whole.kv_peak_bytes)),
+    )
+    for column, (title, value, at_one) in zip(st.columns(len(shown)), shown, strict=True):
+        column.metric(title, value)
+        column.caption(f"{at_one} at lambda 1")
+    st.caption(
+        f"Versions behind: mean at completion; {report.off_policy_share:.1%} of the tokens come "
+        f"from older weights. KV peak: fullest instance; {show_bytes(report.parked_bytes)} are "
+        "parked over all. Tail: time in which at most a tenth of the attempts still run."
+    )
+    if report.recomputed_tokens:
+        st.caption(
+            f"{show_count(report.recomputed_tokens)} tokens of context are prefilled again a "
+            "round, because their cache was lost."
+        )
+    if not report.kv_fits:
+        st.warning(
+            "The KV cache of the fullest instance passes its capacity of "
+            f"{show_bytes(report.kv_capacity_bytes or 0)}: real engines would preempt attempts, "
+            "so these times are a lower bound."
+        )
+
+
+def swept(scenario: RolloutScenario) -> LambdaSweep:
+    """Returns the sweep over lambda, under a progress bar; any other action ends it."""
+    kept = results().get("lambda sweep", scenario)
+    if kept is None:
+        bar = st.progress(0.0, "simulating every lambda")
+
+        def advance(done: int, total: int) -> None:
+            bar.progress(min(1.0, done / max(1, total)), f"{done} of {total} lambdas")
+
+        kept = sweep_lambda(scenario, progress=advance)
+        bar.empty()
+        results().put("lambda sweep", scenario, kept)
+    assert isinstance(kept, LambdaSweep)
+    return kept
