@@ -102,7 +102,7 @@ def figures(report: Any) -> dict[str, float]:
 def main() -> None:
     """Prints the figures."""
     with tempfile.TemporaryDirectory() as home:
-        os.environ["FLOPWRIGHT_HOME"] = home
+        os.environ["XDG_CACHE_HOME"] = home
         from flopwright.simulator.rollouts.report import round_report
         from flopwright.simulator.rollouts.rounds import simulate, simulate_rounds
         from flopwright.spec.rollout import RolloutScenario

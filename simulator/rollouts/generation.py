@@ -256,7 +256,11 @@ def generate(state: PhaseState, log: bool = False) -> PhaseResult:
     if not phase.over:
         for instance in phase.instances:
             instance.process = phase.clock.process(instance.run())
-        while not phase.over and phase.clock.peek() < np.inf:
+        at_s, still = -1.0, 0
+        most = 1000 * (len(phase.instances) + len(phase.attempts))
+        while not phase.over and (next_s := phase.clock.peek()) < np.inf:
+            at_s, still = (next_s, 0) if next_s > at_s else (at_s, still + 1)
+            assert still <= most, "a phase stands still"
             phase.clock.step()
     end_s = phase.last_s
     assert phase.over or state.rules.budget, "a phase stalled"

@@ -17,7 +17,7 @@ def code_folder() -> Path:
     Numba keeps machine code by the file of one function; the loop takes in functions of many
     files. So the folder's name is a hash of all of them: a changed line is compiled anew.
     """
-    home = os.environ.get("FLOPWRIGHT_HOME") or Path.home() / ".local" / "share" / "flopwright"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     here = sorted(Path(__file__).parent.glob("*.py"))
     sources = [*here, *(Path(m.__file__ or "") for m in (rollout_choices, decode, state))]
     try:
@@ -26,7 +26,7 @@ def code_folder() -> Path:
         digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())
-    return Path(home) / "compiled" / digest.hexdigest()[:16]
+    return cache / "flopwright" / "compiled" / digest.hexdigest()[:16]
 
 
 def is_compiled() -> bool:

@@ -241,11 +241,18 @@ def run(at: int) -> None:
     s = bind(at)
     begin(s)
     tools = 3 * s.rules[c.INSTANCES] + 1
+    last_s, still, most = -1.0, 0, 1000 * (s.rules[c.INSTANCES] + s.rows.shape[0])
     while not s.counts[c.OVER]:
         r, i = s.roots[tools], s.tree[1]
         row_s = s.times[r, st.KEY] if r >= 0 else np.inf
         own_s = s.floats[i, c.NEXT_S]
         if row_s == np.inf and own_s == np.inf:
+            break
+        if min(row_s, own_s) > last_s:
+            last_s, still = min(row_s, own_s), 0
+        still += 1
+        if still > most:  # time does not move on: better no result than no end
+            s.counts[c.OVER] = 2
             break
         if row_s <= own_s:
             happens(s, row_s)

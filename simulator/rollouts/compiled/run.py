@@ -30,6 +30,7 @@ def generate(state: PhaseState, log: bool = False) -> PhaseResult:
         if not log or needed <= entries:
             break
         entries = needed
+    assert arrays.counts[c.OVER] != 2, "a phase stands still"
     assert arrays.counts[c.OVER] or state.rules.budget, "a phase stalled"
     state.rows[:] = arrays.rows
     state.times[:] = arrays.times

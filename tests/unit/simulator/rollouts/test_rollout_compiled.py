@@ -113,9 +113,9 @@ def test_the_loop_is_chosen_by_the_number_of_events(monkeypatch, before):
 
 
 def test_the_folder_of_machine_code_changes_with_any_source(monkeypatch, tmp_path):
-    monkeypatch.setenv("FLOPWRIGHT_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = folder.code_folder()
-    assert before.parent == tmp_path / "compiled"
+    assert before.parent == tmp_path / "flopwright" / "compiled"
     assert not folder.is_compiled()
     changed = tmp_path / "state.py"
     changed.write_text("x = 1\n")
