@@ -88,19 +88,6 @@ def test_decode_steps_are_predicted_within_the_noise(truth: Decode, seed: int) -
     assert fit.residual_log == pytest.approx(truth.noise, rel=0.5)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(truth=DECODES, seed=st.integers(0, 10**6))
-def test_terms_that_matter_are_found_as_surely_as_they_say(truth: Decode, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    batch, context = loads(rng, 80)
-    fit = fit_decode(batch, context, truth.measured(rng, batch, context))
-    for name, true in (("a", truth.a), ("c", truth.c), ("kappa", truth.kappa)):
-        off = math.log(fit.by_name[name] / true)
-        assert abs(off) < 5 * fit.log_std[name] + 2.0 * truth.noise * truth.late
-    step = decode_step(fit)
-    assert step.a_s == pytest.approx(fit.by_name["a"], rel=1e-6)
-
-
 def test_intervals_of_decode_steps_cover_as_stated() -> None:
     shares = []
     for seed in range(80):

