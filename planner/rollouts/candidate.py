@@ -272,13 +272,14 @@ def _memory(
         found.append(_budget("hbm", "update", trains, {"training": update.peak_bytes}, hbm))
     on_host = {n: b * each for n, b in states.items()} if choice.states == "dram" else {}
     offloaded = {"offloaded by the split": update.host_bytes}
-    waits = offloaded if colocated and choice.states != "nvme" else {}
+    stays = {"states offloaded by the split": update.host_states_bytes}
+    waits = stays if colocated and choice.states != "nvme" else {}
     found.append(_budget("dram", "generation", who, {**both, **pool, **on_host, **waits}, dram))
     parked = pool if colocated and choice.on_update == "park" else {}
     found.append(_budget("dram", "update", trains, {**both, **parked, **offloaded}, dram))
     if colocated and choice.states == "nvme":
         on_disk = {n: b * each for n, b in states.items()}
-        on_disk |= offloaded
+        on_disk |= stays
         found.append(_budget("nvme", "generation", "all", on_disk, disk))
     return tuple(found)
 

@@ -17,6 +17,7 @@ from flopwright.report.metrics import Prediction
 from flopwright.simulator.accuracy.named_stacks import scenario_calibration
 from flopwright.simulator.rollouts.lengths import Ints
 from flopwright.simulator.rollouts.update import update_times
+from flopwright.spec.cluster import ClusterSpec
 from flopwright.spec.loop import LoopScenario, Training, nodes_of
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.rollouts.layout import UpdatePhase
@@ -38,7 +39,8 @@ class UpdateOption:
         parallel: the split; None where the scenario states the time.
         fixed_s, per_token_s: of an update on so many trained tokens, prompts included.
         state_bytes: of a GPU: what stays between updates; peak_bytes: at the fullest moment;
-            host_bytes: of a node, what the split keeps there.
+            host_bytes: of a node, what the split keeps there; host_states_bytes: of these, what
+            stays between updates (offloaded activations do not).
     """
 
     gpus: int
@@ -48,6 +50,7 @@ class UpdateOption:
     state_bytes: int = 0
     peak_bytes: int = 0
     host_bytes: int = 0
+    host_states_bytes: int = 0
     assumptions: tuple[str, ...] = ()
 
 
@@ -120,7 +123,7 @@ def update_scenario(
     assert loop.cluster is not None
     batch = max(1, round(tokens * (1 + train.ptx_share) / train.mini_batches / train.seq_len))
     batch = _rounded(batch)
-    cluster = nodes_of(loop.cluster, gpus)
+    cluster = _free_hosts(loop, train, nodes_of(loop.cluster, gpus))
     longer = model.model_copy(update={"max_seq_len": max(model.max_seq_len, train.seq_len)})
     return Scenario(
         name=f"{loop.name}_update",
@@ -137,6 +140,14 @@ def update_scenario(
         search=train.search,
         stack=train.stack,
     )
+
+
+def _free_hosts(loop: LoopScenario, train: Training, cluster: ClusterSpec) -> ClusterSpec:
+    """Returns the cluster with the host memory that system and other models leave."""
+    held = -(-train.held_bytes // max(1, loop.num_gpus // cluster.node.gpus))
+    free = max(0, cluster.node.host_bytes - loop.hosts.reserved_bytes - held)
+    node = cluster.node.model_copy(update={"host_bytes": free})
+    return cluster.model_copy(update={"node": node})
 
 
 def _rounded(batch: int) -> int:
@@ -193,6 +204,13 @@ def _priced(
         state_bytes=states,
         peak_bytes=sum(fullest.values()),
         host_bytes=host_bytes(loop, train, model, plan, int(tokens.sum())),
+        host_states_bytes=host_bytes(
+            loop,
+            train,
+            model,
+            plan.model_copy(update={"activation_offload": False}),
+            int(tokens.sum()),
+        ),
         assumptions=whole.assumptions,
     )
 
