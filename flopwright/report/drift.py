@@ -76,7 +76,7 @@ class Drift(Spec):
     runs: NonNegativeInt
     alarm: bool
     shift: float
-    since: NonNegativeInt | None
+    since: NonNegativeInt | None = None
     changes: tuple[Change, ...]
     noise_log: NonNegativeFloat
     false_alarm: PositiveFloat
