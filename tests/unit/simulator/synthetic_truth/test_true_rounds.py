@@ -88,6 +88,7 @@ def test_decode_steps_are_predicted_within_the_noise(truth: Decode, seed: int) -
     assert fit.residual_log == pytest.approx(truth.noise, rel=0.5)
 
 
+@pytest.mark.slow
 def test_intervals_of_decode_steps_cover_as_stated() -> None:
     shares = []
     for seed in range(80):
@@ -189,6 +190,7 @@ def test_the_law_of_lengths_is_found_through_the_cap(
         assert abs(fit.params[name] - true) < 5 * fit.std[name] + slack + 1e-3 * abs(true)
 
 
+@pytest.mark.slow
 def test_intervals_of_lengths_cover_as_stated() -> None:
     shares = []
     for seed in range(90):
@@ -273,6 +275,7 @@ def test_rounds_of_a_fitted_scenario_take_as_long_as_the_hidden_ones(seed: int) 
     assert abs(math.log(float(np.median(ratios)))) < noise
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     fixed=st.floats(1.0, 20.0),
