@@ -26,7 +26,7 @@ def _run(name: str, *arguments: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_gpu_check(tmp_path: Path) -> None:
     out = tmp_path / "check.json"
-    parts = ("correctness", "speed", "curves")
+    parts = ("correctness", "curves")  # speed is the other command's
     found = _run("gpu_check.py", "--seed", "3", "--out", str(out), "--only", *parts)
     assert json.loads(out.read_text(encoding="utf-8")) == found
     assert found["measured_on_a_gpu"] is False
@@ -34,8 +34,6 @@ def test_gpu_check(tmp_path: Path) -> None:
     assert checks["failed"] == []
     folders = {p.parent.name for p in BENCHMARKS.parent.glob("kernels/*/kernel.py")}
     assert folders <= {o["op"].split()[0] for o in checks["ops"]}
-    assert not [r for r in found["speed"]["rows"] if "error" in r]
-    assert found["speed"]["choices"] == {}  # a CPU chooses for no card
     points = found["curves"]["probe"]["operators"]
     assert {"grouped_gemm", "attention", "memory_bound"} <= {p["kind"] for p in points}
     assert found["curves"]["calibration"]["curves"]
