@@ -14,7 +14,7 @@ from statistics import NormalDist
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from flopwright.errors import InputError
 from flopwright.report.metrics import Interval
@@ -25,6 +25,8 @@ from flopwright.spec.rollouts.lengths import (
     LognormalLengths,
     ParetoLengths,
 )
+
+Bools = NDArray[np.bool_]
 
 _STEP: Final = 1e-4
 _ITERATIONS: Final = 200
@@ -84,7 +86,7 @@ def fit_lengths(
     return min(fits, key=lambda f: f.aic)
 
 
-def _exponential(x: Array, cut: Array, cap: int | None) -> LengthFit:
+def _exponential(x: Array, cut: Bools, cap: int | None) -> LengthFit:
     ended = float((~cut).sum())
     mean = float(x.sum()) / ended
     likelihood = -ended * math.log(mean) - float(x.sum()) / mean
@@ -93,7 +95,7 @@ def _exponential(x: Array, cut: Array, cap: int | None) -> LengthFit:
     return _made(law, {"mean": mean}, std, likelihood, 1, cut)
 
 
-def _lognormal(x: Array, cut: Array, cap: int | None) -> LengthFit:
+def _lognormal(x: Array, cut: Bools, cap: int | None) -> LengthFit:
     logs = np.log(x)
 
     def negative(p: Array) -> float:
@@ -111,7 +113,7 @@ def _lognormal(x: Array, cut: Array, cap: int | None) -> LengthFit:
     return _made(law, {"mu": mu, "sigma": sigma}, std, -negative(best), 2, cut)
 
 
-def _pareto(x: Array, cut: Array, cap: int | None) -> LengthFit:
+def _pareto(x: Array, cut: Bools, cap: int | None) -> LengthFit:
     least, ended = float(x.min()), float((~cut).sum())
     alpha = ended / max(float(np.log(x / least).sum()), 1e-12)
     logs = np.log(x[~cut])
@@ -130,7 +132,7 @@ def _made(
     std: dict[str, float],
     likelihood: float,
     free: int,
-    cut: Array,
+    cut: Bools,
 ) -> LengthFit:
     return LengthFit(
         law=law,

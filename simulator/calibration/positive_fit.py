@@ -70,7 +70,7 @@ class PositiveFit:
 
         Beyond the points' domain it grows by what the sum would change by with the distance.
         """
-        parts = np.array([c * float(x) for c, x in self._pairs(terms)])
+        parts = self.coefficients * np.array(terms, float)
         total = float(parts.sum())
         shares = parts / max(total, _TINY)
         variance = float(shares @ self.log_covariance @ shares) + self.residual_log**2
