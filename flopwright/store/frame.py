@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from flopwright.plan.parallel import ParallelPlan
+from flopwright.report.compare_report import ComparedRun
 from flopwright.report.metrics import (
     MEMORY_CLASSES,
     TIME_CLASSES,
@@ -247,3 +248,33 @@ def _plan_label(plan: Mapping[str, Any]) -> str:
         return ParallelPlan.model_validate(plan.get("parallel", {})).label()
     except ValidationError:
         return ""
+
+
+def comparison_frame(runs: Iterable[ComparedRun]) -> pd.DataFrame:
+    """Returns three rows a compared run: what was predicted before and after, and measured."""
+    return frame_of(row for run in runs for row in _compared_rows(run))
+
+
+def _compared_rows(run: ComparedRun) -> Iterable[Row]:
+    about: Row = {
+        "kind": "step",
+        "id": run.measurement_id,
+        "plan_name": run.plan_name,
+        "plan": run.plan,
+        "phase": run.phase,
+        "stack_id": run.stack_id,
+    }
+    after = run.after
+    sides = (("before", run.before, "predicted"), ("predicted", after, "predicted"),
+             ("measured", after, "measured"))  # fmt: skip
+    for source, found, side in sides:
+        if found is None:
+            continue
+        yield about | {
+            "source": source,
+            "calibration_id": "" if source == "measured" else found.calibration_id or "",
+            **{m.metric: getattr(m, side) for m in found.metrics if m.metric in _REAL},
+            **{f"time_{c.name}_s": getattr(c, side) for c in found.time_classes},
+            **{f"memory_{c.name}_bytes": int(getattr(c, side)) for c in found.memory_classes},
+            "tensor_memory_bytes": int(sum(getattr(c, side) for c in found.memory_classes)),
+        }

@@ -14,7 +14,7 @@ from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.calibration.repredict import plan_of, predict_measurement
 from flopwright.simulator.comparison.parts import COMPUTE, Parts, predicted_parts
 from flopwright.simulator.comparison.split import split_error
-from flopwright.simulator.comparison.suspects import causes_of, predicted_link
+from flopwright.simulator.comparison.suspects import causes_of, comparable_kernels, predicted_link
 
 
 def compared(
@@ -122,11 +122,14 @@ def _link_rows(plan: PlanFile, parts: Parts, measurement: Measurement) -> tuple[
 
 def _kernel_rows(parts: Parts, measurement: Measurement) -> tuple[KernelRow, ...]:
     seen = [r for r in measurement.ranks if r.kernel_s]
-    names = dict.fromkeys(k for r in seen for k in [*parts.kernel_s[r.stage], *r.kernel_s])
+    foreseen = [comparable_kernels(parts.kernel_s[r.stage], r.kernel_s) for r in seen]
+    names = dict.fromkeys(
+        k for p, r in zip(foreseen, seen, strict=True) for k in [*p, *r.kernel_s]
+    )
     return tuple(
         KernelRow(
             name=name,
-            predicted_s=sum(parts.kernel_s[r.stage].get(name, 0.0) for r in seen) / len(seen),
+            predicted_s=sum(p.get(name, 0.0) for p in foreseen) / len(seen),
             measured_s=sum(r.kernel_s.get(name, 0.0) for r in seen) / len(seen),
         )
         for name in names

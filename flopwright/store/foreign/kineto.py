@@ -27,9 +27,13 @@ _CLASSES: Final = tuple(
         (r"group(ed)?_?(gemm|mm)|grouped_mm|moe.*gemm|m_grouped", "grouped_gemm"),
         (r"gemm|cutlass|cublas|nvjet|xmma|wgmma|Cijk_|aten::(mm|addmm|bmm|baddbmm|linear|matmul|"
          r"_scaled_mm|einsum|mkldnn_linear|addbmm)\b|mkl_|onednn", "gemm"),
-        (r"quant|cast.*(fp8|e4m3|mxfp)|fp8.*cast|amax", "quantize"),
+        (r"quant|cast.*(fp8|e4m3|mxfp)|fp8.*cast", "quantize"),
     )
 )  # fmt: skip
+# Whatever runs inside these is theirs.
+_INSIDE: Final = frozenset(
+    {"optimizer", "attention", "attention_backward", "comm", "grouped_gemm", "quantize"}
+)
 _COMPUTE_CATS: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
@@ -101,7 +105,7 @@ def _load(path: Path) -> dict[str, Any]:
         what = error.strerror or "the gzip stream is broken"
         raise InputError(Violation(file=str(path), rule=f"cannot be read: {what}")) from error
     except EOFError as error:
-        raise InputError(_cut(path, None, "the gzip stream ends early")) from error
+        raise InputError(_cut(path, 1, "the gzip stream ends early")) from error
     except UnicodeDecodeError as error:
         raise InputError(Violation(file=str(path), rule="is no JSON text")) from error
     except json.JSONDecodeError as error:
@@ -111,7 +115,7 @@ def _load(path: Path) -> dict[str, Any]:
     return data
 
 
-def _cut(path: Path, line: int | None, what: str) -> Violation:
+def _cut(path: Path, line: int, what: str) -> Violation:
     return Violation(
         file=str(path),
         line=line,
@@ -137,6 +141,8 @@ def _length(events: Sequence[dict[str, Any]]) -> float:
 
 
 def _class_of(name: str) -> str:
+    # autograd's wrapper of a forward is named so too; a backward's ends with "Backward"
+    name = name.replace("GeneratedBackwardFor_", "")
     return next((kind for pattern, kind in _CLASSES if pattern.search(name)), "memory_bound")
 
 
@@ -179,7 +185,7 @@ def _add_own_times(events: Sequence[dict[str, Any]], out: dict[str, float]) -> N
         inherited = stack[-1][1] if stack else ""
         name = str(event.get("name"))
         kind = "optimizer" if name.startswith("Optimizer.step") else _class_of(name)
-        if inherited in {"optimizer", "attention", "attention_backward", "comm"}:
+        if inherited in _INSIDE:
             kind = inherited
         if stack:
             stack[-1][2][0] -= dur * 1e-6

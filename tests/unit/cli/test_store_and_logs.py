@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 from flopwright.cli import app
 from flopwright.errors import InputError
 from flopwright.plan.parallel import ParallelPlan
+from flopwright.report.compare_report import ComparisonReport
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.comparison.simulated import simulated_measurement
 from flopwright.simulator.engine.perturb import Perturbation
 from flopwright.spec.load import dump_yaml, load_scenario, make_plan_file
 from flopwright.store import open_store
 from flopwright.store.frame import __doc__ as frame_doc
+from flopwright.store.frame import comparison_frame
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -131,6 +133,12 @@ def test_compare_names_the_slow_rank(tmp_path: Path) -> None:
         error = found["after"]["metrics"][0]["signed_error"]
         assert split["cost"] + split["structure"] == pytest.approx(error)
         assert found["phase"] == "pretrain, 128 tokens"
+    frame = comparison_frame(ComparisonReport.model_validate(report).runs)
+    assert list(frame["source"]) == ["predicted", "measured"] * 2
+    measured = frame[(frame["source"] == "measured") & (frame["plan_name"] == "dp2")].iloc[0]
+    (dp2,) = kept.measurements(plan_name="dp2")
+    assert measured["step_time_s"] == dp2.metrics.step_time_s
+    assert measured["time_backward_s"] == pytest.approx(dp2.metrics.time_s["backward"])
 
 
 def test_compare_ends_with_1_where_a_plan_became_slower(tmp_path: Path) -> None:
