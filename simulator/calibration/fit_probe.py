@@ -155,11 +155,16 @@ def _by_class(points: Iterable[OperatorPoint]) -> list[list[OperatorPoint]]:
     for point in points:
         family = family_of(point.name) if point.kind == "memory_bound" else ""
         groups[point.kind, point.dtype, point.phase, family].append(point)
-    without_copies = {
-        key: [p for p in found if p.name not in PLAIN_COPIES] or found
-        for key, found in groups.items()
-    }
-    return [without_copies[key] for key in sorted(without_copies)]
+    streaming = {key[:3] for key, found in groups.items() if not _only_copies(found)}
+    return [
+        [p for p in groups[key] if p.name not in PLAIN_COPIES] or groups[key]
+        for key in sorted(groups)
+        if not _only_copies(groups[key]) or key[:3] not in streaming
+    ]
+
+
+def _only_copies(points: Iterable[OperatorPoint]) -> bool:
+    return all(p.name in PLAIN_COPIES for p in points)
 
 
 def _by_collective(points: Iterable[CollectivePoint]) -> list[list[CollectivePoint]]:
