@@ -8,7 +8,7 @@ between the best one's neighbours are tried on the axes that are continuous.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -40,6 +40,7 @@ from flopwright.spec.loop import LoopScenario
 
 _ZOOMS: Final = 3  # rounds of values between neighbours
 _TOLD: Final = 12
+_OVERRUN: Final = 1.5  # times the limit, for what binds the best
 
 
 @dataclass(slots=True)
@@ -157,6 +158,11 @@ class _Search:
             return None
         return max(0.0, self.time_limit_s - (time.monotonic() - self.started_s))
 
+    def overrun(self) -> bool:
+        """Returns whether what follows the search has had half of its time again."""
+        limit = self.time_limit_s
+        return limit is not None and time.monotonic() - self.started_s > _OVERRUN * limit
+
     def best(self) -> int | None:
         """Returns the place of the best so far."""
         counted = [i for i, r in self.reached.items() if r.counts]
@@ -192,7 +198,6 @@ def search_loop(
     top_k: int = 5,
     zoom: bool = True,
     progress: Progress | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> LoopResult:
     """Returns the best loops of a scenario, the front, and what does not fit.
 
@@ -209,7 +214,7 @@ def search_loop(
         loop=loop,
         rounds=rounds or loop.rollout.rounds,
         seed=loop.rollout.seed if seed is None else seed,
-        started_s=clock(),
+        started_s=time.monotonic(),
         time_limit_s=time_limit_s,
         progress=progress,
         work=work_of(loop.rollout),
@@ -227,7 +232,7 @@ def search_loop(
         if not added or state.time_left_s() == 0:
             break
         left += len(state.explore(added).left)
-    return _result(state, left, top_k, clock() - state.started_s)
+    return _result(state, left, top_k, time.monotonic() - state.started_s)
 
 
 def _nothing(loop: LoopScenario) -> Violation:
@@ -245,7 +250,8 @@ def _result(state: _Search, left: int, top_k: int, seconds: float) -> LoopResult
     binds: dict[str, float] = {}
     if order:
         top = state.candidates[order[0]]
-        binds = binding(state.loop, top, state.outcomes[order[0]], state.rounds, state.seed)
+        found = state.outcomes[order[0]]
+        binds = binding(state.loop, top, found, state.rounds, state.seed, state.overrun)
     best = state.reached[order[0]].value if order else 0.0
     return LoopResult(
         scenario=state.loop.name,
