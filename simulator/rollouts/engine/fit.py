@@ -6,16 +6,16 @@ What the samples cannot tell apart (one batch, one context) stays at its prior.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import lsq_linear
-from scipy.stats import t as student
 
 from flopwright.errors import InputError, Violation
 from flopwright.ops import Array
+from flopwright.simulator.calibration.interval import student_t_quantile
 from flopwright.simulator.rollouts.engine.logs import EngineSample
 from flopwright.spec.rollouts.engine import StepTable
 
@@ -66,7 +66,7 @@ class StepFit:
         middle = float(self.coefficients @ at)
         of_fit = math.sqrt(max(float(at @ self.covariance @ at), 0.0)) / middle
         spread = math.hypot(of_fit, self.residual_log)
-        half = float(student.ppf(0.5 + level / 2, max(self.dof, 1.0))) * spread
+        half = student_t_quantile(0.5 + level / 2, max(self.dof, 1.0)) * spread
         return middle * math.exp(-half), middle * math.exp(half)
 
 
@@ -96,7 +96,7 @@ def fit_steps(samples: Sequence[EngineSample], prior: Sequence[float] | None = N
     for _ in range(4):  # the prior's weight depends on the noise that it helps to find
         extra, aims = _prior_rows(prior, noise, scale)
         system = np.vstack([rows / scale, extra])
-        found = lsq_linear(system, np.concatenate([target, aims]), bounds=(0, np.inf)).x / scale
+        found = _non_negative(system, np.concatenate([target, aims])) / scale
         rest = np.log((loads @ found) / measured)
         dof = max(len(samples) - (0.0 if prior is not None else 3.0), 1.0)
         noise = max(float(np.sqrt(np.sum(rest**2) / dof)), 1e-6)
@@ -104,6 +104,24 @@ def fit_steps(samples: Sequence[EngineSample], prior: Sequence[float] | None = N
     covariance = inverse / np.outer(scale, scale)
     a, c, kappa = (float(x) for x in found)
     return StepFit(a, c, kappa, covariance, noise, len(samples), dof)
+
+
+def _non_negative(system: Array, aims: Array) -> Array:
+    """Returns the least-squares solution with no term below zero.
+
+    With so few terms every set of terms that stand at zero is tried: the best of those whose
+    others are not negative is the optimum.
+    """
+    terms = system.shape[1]
+    best, least = np.zeros(terms), float(aims @ aims)
+    for count in range(1, terms + 1):
+        for kept in itertools.combinations(range(terms), count):
+            found = np.zeros(terms)
+            found[list(kept)] = np.linalg.lstsq(system[:, kept], aims, rcond=None)[0]
+            rest = float(np.sum((system @ found - aims) ** 2))
+            if (found >= 0).all() and rest < least:
+                best, least = found, rest
+    return best
 
 
 def _prior_rows(prior: Sequence[float] | None, noise: float, scale: Array) -> tuple[Array, Array]:

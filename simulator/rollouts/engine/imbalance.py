@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-
-from scipy.special import ndtri
+from statistics import NormalDist
 
 
 def largest_of(count: int) -> float:
     """Returns the expected largest of `count` standard normal numbers (Blom 1958)."""
-    return float(ndtri((count - 0.375) / (count + 0.25))) if count > 1 else 0.0
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
 def busiest_share(cv: float, slots: float, ranks: int) -> float:
