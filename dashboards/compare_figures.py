@@ -10,7 +10,7 @@ from flopwright.dashboards.figures import LINE, layout
 from flopwright.report.compare_report import ComparisonReport
 from flopwright.report.compare_style import AFTER, BANDS, BEFORE, HELD_OUT, time_scale
 from flopwright.report.findings import RankRow
-from flopwright.report.metrics import Measurement, StepMetrics
+from flopwright.report.metrics import Measurement
 from flopwright.simulator.accuracy.score import Scored
 
 
@@ -60,13 +60,13 @@ def ranks_figure(ranks: Sequence[RankRow]) -> go.Figure:
 def over_time_figure(steps: Sequence[Measurement]) -> go.Figure:
     """Returns the step time of each plan, run by run, with its p10 to p90."""
     figure = go.Figure()
-    times = [m.metrics.step_time_s for m in steps if isinstance(m.metrics, StepMetrics)]
+    times = [m.metrics.step_time_s for m in steps]
     factor, unit = time_scale(max(times, default=0.0))
     series: dict[str, list[Measurement]] = {}
     for m in sorted(steps, key=lambda m: (m.created, m.id)):
         series.setdefault(m.plan_name, []).append(m)
     for name, runs in series.items():
-        middle = [_step_s(m) * factor for m in runs]
+        middle = [m.metrics.step_time_s * factor for m in runs]
         late = [m.step_time_p90_s * factor for m in runs]
         early = [m.step_time_p10_s * factor for m in runs]
         figure.add_scatter(
@@ -83,11 +83,6 @@ def over_time_figure(steps: Sequence[Measurement]) -> go.Figure:
             },
         )
     return layout(figure, x="when", y=f"step time ({unit})")
-
-
-def _step_s(run: Measurement) -> float:
-    assert isinstance(run.metrics, StepMetrics)
-    return run.metrics.step_time_s
 
 
 def published_figure(runs: Sequence[Scored]) -> go.Figure:

@@ -14,6 +14,7 @@ from flopwright.planner.quick import quick_look
 from flopwright.planner.result import SearchResult
 from flopwright.planner.search import Progress, search
 from flopwright.simulator.accuracy.named_stacks import scenario_calibration
+from flopwright.spec.base import Spec
 from flopwright.spec.scenario import Scenario
 
 LISTED: Final = 10
@@ -27,7 +28,7 @@ class Results:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], object] = OrderedDict()
 
-    def get(self, kind: str, scenario: Scenario) -> object | None:
+    def get(self, kind: str, scenario: Spec) -> object | None:
         """Returns what was kept, None where nothing was."""
         key = (kind, scenario.content_hash())
         with self._lock:
@@ -35,7 +36,7 @@ class Results:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
-    def put(self, kind: str, scenario: Scenario, value: object) -> None:
+    def put(self, kind: str, scenario: Spec, value: object) -> None:
         """Keeps a result; the one not looked at for longest makes room."""
         with self._lock:
             self._kept[kind, scenario.content_hash()] = value

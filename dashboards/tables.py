@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 
 from flopwright.planner.result import SearchResult
 from flopwright.report.compare_report import ComparisonReport
-from flopwright.report.metrics import Measurement, Prediction, RoundMetrics, StageMetrics
+from flopwright.report.metrics import Prediction
 from flopwright.units import GIB
 
 
@@ -71,22 +69,20 @@ def compared(report: ComparisonReport) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def rounds_and_stages(measurements: Sequence[Measurement]) -> pd.DataFrame:
-    """Returns one row a measured round or stage: when, what, how long."""
-    rows = []
-    for m in measurements:
-        row: dict[str, object] = {"run": m.id, "plan": m.plan_name, "when": m.created}
-        if isinstance(m.metrics, RoundMetrics):
-            row |= {
-                "kind": "round",
-                "time (s)": _digits(m.metrics.round_time_s),
-                "tokens/s": _digits(m.metrics.tokens_per_s),
-                "idle (%)": _percent(m.metrics.gpu_idle_share),
-            }
-        elif isinstance(m.metrics, StageMetrics):
-            row |= {"kind": m.metrics.stage, "time (s)": _digits(m.metrics.wall_s)}
-        rows.append(row)
-    return pd.DataFrame(rows)
+def rounds_and_stages(stored: pd.DataFrame) -> pd.DataFrame:
+    """Returns the store's rounds and stages, out of its one table (flopwright.store.frame)."""
+    other = stored[stored["kind"] != "step"]
+    columns = {
+        "created": "when",
+        "kind": "kind",
+        "plan_name": "name",
+        "phase": "stage",
+        "round_time_s": "round (s)",
+        "tokens_per_s": "tokens/s",
+        "wall_s": "stage (s)",
+        "cost_usd": "USD",
+    }
+    return other[list(columns)].rename(columns=columns).dropna(axis="columns", how="all")
 
 
 def _percent(fraction: float | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pandas as pd
 import streamlit as st
 
 from flopwright.dashboards import compare_figures, figures, tables
@@ -13,7 +14,7 @@ from flopwright.dashboards.published_view import draw_published
 from flopwright.dashboards.runs import calibrations, chosen_runs, compared_runs
 from flopwright.errors import InputError
 from flopwright.report.drift import find_drifts
-from flopwright.report.metrics import Measurement, StepMetrics
+from flopwright.report.metrics import Measurement
 from flopwright.store import default_url, open_store, store_exists
 from flopwright.units import plural
 
@@ -29,16 +30,16 @@ def page() -> None:
             _nothing_yet(store_url() or default_url())
             return
         store = open_store(store_url(), create=False)
-        measurements = store.measurements()
+        measurements, stored = store.measurements(), store.frame()
         store.close()
     except InputError as error:
         show_problems(error, "The store cannot be opened")
         return
-    if not measurements:
+    if stored.empty:
         _nothing_yet(store.url)
         return
     st.caption(f"{plural(len(measurements), 'run')} in {store.url}")
-    _compared(measurements)
+    _compared(measurements, tables.rounds_and_stages(stored))
 
 
 def _nothing_yet(url: str) -> None:
@@ -55,16 +56,14 @@ def _nothing_yet(url: str) -> None:
     draw_published()
 
 
-def _compared(measurements: Sequence[Measurement]) -> None:
-    """Shows the comparison under the chosen calibration."""
-    steps = [m for m in measurements if isinstance(m.metrics, StepMetrics)]
-    others = [m for m in measurements if not isinstance(m.metrics, StepMetrics)]
+def _compared(steps: Sequence[Measurement], others: pd.DataFrame) -> None:
+    """Shows the comparison under the chosen calibration, and what else is stored."""
     runs, one, environment, time, rounds, published = st.tabs(_TABS)
     with published:
         draw_published()
     with rounds:
-        if others:
-            st.dataframe(tables.rounds_and_stages(others), hide_index=True, width="stretch")
+        if len(others):
+            st.dataframe(others, hide_index=True, width="stretch")
         else:
             st.info("No rollout round and no stage of a campaign is in the store.")
     with time:
