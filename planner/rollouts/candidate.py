@@ -31,6 +31,7 @@ class Candidate:
     Attributes:
         scenario: the round; None where the choice breaks a rule before it runs.
         most: the most attempts a second it can reach; 0 without a round.
+        least_staleness: the least mean of versions behind that it can have.
         memory: what lies where; violations: what it breaks.
     """
 
@@ -41,6 +42,7 @@ class Candidate:
     memory: tuple[Budget, ...]
     violations: tuple[Violation, ...]
     most: float
+    least_staleness: float = 0.0
 
     @property
     def generation_plan(self) -> GenerationPlan:
@@ -103,7 +105,8 @@ def candidate(
         ]
     except InputError as error:
         broken += error.violations
-    broken += _goals(loop, choice)
+    least = least_staleness(choice, scenario)
+    broken += _goals(loop, choice, least)
     if choice.layout == "async" and scenario is not None:
         broken += streamed_violations(scenario)
     most = 0.0
@@ -117,15 +120,48 @@ def candidate(
         memory=memory,
         violations=tuple(broken),
         most=most,
+        least_staleness=least,
     )
 
 
-def _goals(loop: LoopScenario, choice: Choice) -> list[Violation]:
+def least_staleness(choice: Choice, scenario: RolloutScenario | None) -> float:
+    """Returns the least mean of policy versions behind that a choice can have.
+
+    1 / lambda - 1 by Little's law where every attempt in flight decodes. One that waits for a
+    place has no token yet and is no version behind, so where attempts may have to wait nothing
+    is known but that the next batch is generated before the last one is trained on. An
+    asynchronous loop may also be fresh: it waits for data.
+    """
+    if choice.layout == "async":
+        return 0.0
+    later = 1.0 if choice.layout == "one_step_off" else 0.0
+    if scenario is None or _may_wait(scenario):
+        return later
+    return 1 / scenario.fraction - 1 + later
+
+
+def _may_wait(scenario: RolloutScenario) -> bool:
+    share = -(-scenario.num_attempts // scenario.instances)
+    engine = scenario.engine
+    limits = [scenario.slots_per_instance, scenario.schedule.concurrency]
+    limits.append(None if engine is None else engine.running_limit)
+    if any(limit is not None and limit < share for limit in limits):
+        return True
+    if scenario.stop.rule != "lambda" or scenario.staleness.rule != "none":
+        return True
+    capacity, longest = scenario.kv_capacity_tokens, scenario.longest_context
+    if capacity is None or longest is None:
+        return capacity is not None
+    each = longest if engine is None else engine.attempt_tokens(longest)
+    return each * share > capacity
+
+
+def _goals(loop: LoopScenario, choice: Choice, least: float) -> list[Violation]:
     """Returns what is known to break the goal of staleness before anything is simulated."""
     bound = loop.rollout.goals.max_mean_staleness
-    if bound is None or choice.least_staleness <= bound + 1e-9:
+    if bound is None or least <= bound + 1e-9:
         return []
-    return [staleness_violation(choice, choice.least_staleness, bound)]
+    return [staleness_violation(choice, least, bound)]
 
 
 def staleness_violation(choice: Choice, found: float, bound: float) -> Violation:

@@ -50,18 +50,6 @@ class Choice:
         """Whole instances that the generating GPUs make."""
         return self.generation_gpus // self.gpus_per_instance
 
-    @property
-    def least_staleness(self) -> float:
-        """The least mean of policy versions behind that it can have.
-
-        1 / lambda - 1 by Little's law; one more where the next batch is generated while the
-        last one is trained on. An asynchronous loop may also be fresh: it waits for data.
-        """
-        if self.layout == "async":
-            return 0.0
-        carried = 1 / self.stop_fraction - 1
-        return carried + (1.0 if self.layout == "one_step_off" else 0.0)
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:

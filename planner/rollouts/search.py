@@ -139,7 +139,7 @@ class _Search:
         known = [i for i in self.reached if self.reached[i].counts]
         best = [self.reached[i] for i in front_of({i: self.reached[i] for i in known})]
         most = [self.value(i, self.candidates[i].most) for i in places]
-        least = [self.candidates[i].choice.least_staleness for i in places]
+        least = [self.candidates[i].least_staleness for i in places]
         found = best_first(
             np.array(most, float),
             np.array(least, float),
