@@ -32,7 +32,8 @@ class Work:
 
     Attributes:
         tokens: generated; context_tokens: context read, summed over its steps.
-        tool_s: waiting for tools; noise: relative deviation of the mean of one round.
+        tool_s: waiting for tools.
+        deviation: standard deviation of the tokens over their mean.
     """
 
     tokens: float
