@@ -60,10 +60,11 @@ PAGES = (
     ),
     Page("plan", "plan?scenario=kimi_k2_pretrain_2048gpu_h800_bf16", "Download plan.yaml", 1),
     Page("rollouts", "rollouts?rollout=kimi_k2_like_256gpu_h800&sweep=1", "Best lambda", 3),
-    Page("compare", "compare", "One run by class|No runs yet", 0),
+    Page("compare", "compare", "Predicted against measured step time|No runs yet", 0),
     Page(
         "export",
-        "export?scenario=kimi_k2_pretrain_2048gpu_h800_bf16&target=megatron&target=skypilot",
+        "export?scenario=kimi_k2_pretrain_2048gpu_h800_bf16&target=megatron"
+        "&plan=pp%3D16+ep%3D16+zero_stage%3D1+recompute%3Dselective+fp8_activations",
         "Look into a file",
         0,
     ),
@@ -142,7 +143,7 @@ def take(pages: list[Page], address: str) -> int:
             path = OUT / f"{page.name}.png"
             # the page scrolls inside a container: a tall window shows all of it
             height = view.evaluate(_HEIGHT)
-            view.set_viewport_size({"width": 1280, "height": min(int(height) + 20, 4000)})
+            view.set_viewport_size({"width": 1280, "height": min(int(height) + 20, 2400)})
             view.wait_for_timeout(1500)
             view.screenshot(path=str(path))
             size = path.stat().st_size
