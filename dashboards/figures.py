@@ -227,3 +227,13 @@ def scaling_figure(rows: Sequence[SweepRow]) -> go.Figure:
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")
     return layout(figure, x="GPUs", y="tokens/s")
+
+
+def task_time_figure(seconds: Mapping[str, float]) -> go.Figure:
+    """Returns how long a task takes at each effort level."""
+    factor, unit = time_scale(max(seconds.values(), default=0.0))
+    figure = go.Figure()
+    figure.add_bar(
+        x=list(seconds), y=[s * factor for s in seconds.values()], marker_color=HELD_OUT
+    )
+    return layout(figure, x="effort", y=f"time of a task ({unit})", height=320)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import streamlit as st
 
 from flopwright.dashboards.explored import draw_nothing_fits, draw_plans, draw_verdict
@@ -9,11 +11,13 @@ from flopwright.dashboards.parts import show_problems
 from flopwright.dashboards.results import first_look, found, whole_search
 from flopwright.dashboards.scaling import draw_scaling, draw_sensitivities
 from flopwright.dashboards.scenario_form import scenario_form
+from flopwright.dashboards.serving_view import draw_serving
 from flopwright.dashboards.view import View
 from flopwright.errors import InputError
 from flopwright.planner.result import SearchResult
 
-_STOP = "stopped"
+_STOP: Final = "stopped"
+_TABS: Final = ("Plans", "What holds it back", "Scaling", "Serving")
 
 
 def page() -> None:
@@ -68,13 +72,25 @@ def _drawn(result: SearchResult, view: View, *, wide: bool) -> None:
     if result.best is None:
         draw_nothing_fits(result, view)
         return
-    plans, held, scaled = st.tabs(["Plans", "What holds it back", "Scaling"])
-    with plans:
+    # Serving is no question about a training scenario: one tab of it is enough.
+    names = _TABS if wide else _TABS[:-1]
+    tabs = dict(zip(names, st.tabs(names), strict=True))
+    with tabs["Plans"]:
         draw_plans(result, view, wide=wide)
-    with held:
+    with tabs["What holds it back"]:
         draw_sensitivities(result, scenario, view)
-    with scaled:
+    with tabs["Scaling"]:
         draw_scaling(scenario, view)
+    if "Serving" in tabs:
+        with tabs["Serving"]:
+            _serving(scenario.model.name)
+
+
+def _serving(model: str) -> None:
+    try:
+        draw_serving(model)
+    except InputError as error:
+        show_problems(error, "This model cannot be served so")
 
 
 def _search_now(view: View) -> None:

@@ -94,7 +94,7 @@ def test_explore_shows_verdict_plans_and_charts() -> None:
     app = open_page("explore", scenario=MINI)
     assert not app.exception
     assert app.success[0].value.startswith("**fits: kimi_k2_mini")
-    assert charts(app) == 4
+    assert charts(app) == 5
     table = app.dataframe[0].value
     assert list(table["rank"]) == sorted(table["rank"])
     assert all(any(u in c for u in ("(", "rank", "plan", "variants", "/s")) for c in table.columns)
@@ -105,7 +105,9 @@ def test_explore_shows_verdict_plans_and_charts() -> None:
     assert table["step time (s)"][0] == pytest.approx(
         best.prediction.metrics.step_time_s, rel=1e-3
     )
+    assert any("hold it with its caches" in text.value for text in app.success)
     commands = [c.value for c in app.code]
+    assert commands[4].startswith("flopwright recommend --serve kimi_k2_mini --node hgx_h200")
     assert commands[:3] == [f"flopwright plan {MINI} --top {max(5, len(table))}"] * 3
     assert commands[3] == f"flopwright explain {MINI}"
     assert kept(app, "plan") == best.plan.label()
