@@ -183,7 +183,7 @@ def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
         "sentinel_spread": _sentinel_spread(folder),
         "n_plans": len(plans),
         "n_held_out": len(held),
-        "learnt_from": sorted(marked),
+        "learnt_from": sorted(m.plan_name for m in learnt),
         "draws": dict(_draws(base, plans, draws)),
         "by_model": {
             model: {
