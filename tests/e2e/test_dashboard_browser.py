@@ -93,6 +93,11 @@ def drawn(view: Any, charts: int) -> None:
     view.locator(".js-plotly-plot").nth(charts - 1).wait_for()
 
 
+def settled(view: Any, charts: int) -> None:
+    """Waits until the charts stand and nothing is computed any more."""
+    assert screenshots.settle(view, charts) == 0
+
+
 def choose(view: Any, label: str, option: str) -> None:
     view.get_by_role("combobox", name=re.compile(label)).first.click()
     view.get_by_role("option", name=option, exact=True).click()
@@ -111,12 +116,12 @@ def test_from_exploring_to_a_bundle(view: Any, tmp_path: Path) -> None:
     # another scenario, which the rest of the test can afford to search in full
     view.goto(f"/?scenario={MINI}")
     shown(view, r"fits: kimi_k2_mini")
-    drawn(view, 3)
+    settled(view, 3)  # a click while the page is drawn anew would be lost
     view.get_by_role("button", name="Open this plan in depth").click()
     shown(view, r"Download plan.yaml")
     assert "/plan?" in view.url
     assert "plan=" in view.url
-    drawn(view, 1)
+    settled(view, 1)
     with view.expect_download() as download:
         view.get_by_role("button", name="Download plan.yaml").click()
     file = tmp_path / "plan.yaml"
@@ -128,6 +133,7 @@ def test_from_exploring_to_a_bundle(view: Any, tmp_path: Path) -> None:
     query = view.url.split("?", 1)[1]
     view.goto(f"/export?{query}&target=skypilot")
     shown(view, r"each read back and found sound")
+    settled(view, 0)
     with view.expect_download() as download:
         view.get_by_role("button", name=re.compile("Download the bundle")).click()
     with zipfile.ZipFile(io.BytesIO(Path(download.value.path()).read_bytes())) as archive:
