@@ -19,6 +19,7 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ import numpy as np
 
 from flopwright.simulator.rollouts.engine.experiment import engine_metrics
 from flopwright.simulator.rollouts.engine.fit import fit_steps
-from flopwright.simulator.rollouts.engine.logs import read_log
+from flopwright.simulator.rollouts.engine.logs import EngineSample, samples_of
 from flopwright.spec.load import SCENARIO_CATALOG
 from flopwright.spec.rollouts.engine_experiment import EngineExperiment
 from flopwright.spec.yaml_lines import read_yaml
+from flopwright.store.foreign.engines import read_engine_log
 
 CAPACITY = 1_000_000
 TRUE_LAWS = ((8e-3, 3e-5, 4e-8), (20e-3, 1e-4, 1e-8), (5e-3, 1e-5, 1e-7))
@@ -50,7 +52,15 @@ def synthetic_log(law: tuple[float, ...], lines: int, noise: float, seed: int) -
             f"{rate:.1f} tokens/s, Running: {running} reqs, Waiting: 0 reqs, "
             f"GPU KV cache usage: {100 * context / CAPACITY:.4f}%"
         )
-    return "\n".join(out)
+    return "\n".join(out) + "\n"
+
+
+def _read(text: str) -> list[EngineSample]:
+    """Returns the samples of a log, through the reader that `import-log` has."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vllm.log"
+        path.write_text(text, encoding="utf-8")
+        return samples_of(read_engine_log(path, "vllm").lines, CAPACITY)
 
 
 def synthetic() -> dict[str, Any]:
@@ -59,9 +69,9 @@ def synthetic() -> dict[str, Any]:
     for index, law in enumerate(TRUE_LAWS):
         for repeat in range(REPEATS):
             seed = 1000 * index + repeat
-            found = fit_steps(read_log(synthetic_log(law, 60, 0.06, seed), CAPACITY))
+            found = fit_steps(_read(synthetic_log(law, 60, 0.06, seed)))
             errors += [abs(a / b - 1) for a, b in zip(found.coefficients, law, strict=True)]
-            for s in read_log(synthetic_log(law, 50, 0.06, seed + 500), CAPACITY):
+            for s in _read(synthetic_log(law, 50, 0.06, seed + 500)):
                 low, high = found.interval(s.running, s.context_tokens)
                 inside.append(low <= s.step_s <= high)
     return {"term_error": statistics.median(errors), "coverage": float(np.mean(inside))}

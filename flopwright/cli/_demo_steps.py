@@ -206,7 +206,7 @@ def _compare(
     from flopwright.report.compare_html import comparison_html
     from flopwright.report.compare_png import comparison_png
     from flopwright.report.compare_report import make_report
-    from flopwright.simulator.calibration.repredict import compared_run
+    from flopwright.simulator.comparison.run import compared_run
 
     report = make_report(compared_run(m, before, after) for m in result.measurements)
     (demo.out / "compare.png").write_bytes(comparison_png(report))

@@ -35,7 +35,6 @@ from flopwright.spec.rollouts.lengths import (
     longest,
 )
 from flopwright.spec.rollouts.policy import (
-    HostTier,
     KvCache,
     Schedule,
     Staleness,
@@ -70,7 +69,6 @@ __all__ = [
     "EngineModel",
     "ExponentialLengths",
     "HostPool",
-    "HostTier",
     "KvCache",
     "LengthSpec",
     "LognormalLengths",

@@ -17,7 +17,8 @@ from flopwright.planner.rollouts.updates import UpdateOption
 from flopwright.simulator.rollouts.weight_sync import switch_seconds
 from flopwright.spec.loop import LoopScenario, Place
 from flopwright.spec.rollout import RolloutScenario
-from flopwright.spec.rollouts.policy import HostTier, Throttle
+from flopwright.spec.rollouts.engine import HostPool
+from flopwright.spec.rollouts.policy import Throttle
 from flopwright.spec.rollouts.scenario import Switch, Update, WeightSync
 
 PIPELINED: Final = ("one_step_off", "async")
@@ -237,7 +238,7 @@ def _caches(loop: LoopScenario, choice: Choice, served: Served | None) -> object
         gone = {"host": None, "nvme": None, "preemption": "recompute"}
         return kv.model_copy(update={**changed, **gone, "on_update": choice.on_update})
     share = choice.gpus_per_instance / node.gpus
-    host = HostTier.model_construct(
+    host = HostPool.model_construct(
         size_bytes=int(choice.host_pool_bytes * share),
         bytes_per_s=node.host_link.bytes_per_s * _WIRE * choice.gpus_per_instance,
     )

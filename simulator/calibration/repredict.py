@@ -6,8 +6,6 @@ from pydantic import ValidationError
 
 from flopwright.errors import InputError, Violation
 from flopwright.plan.file import PlanFile
-from flopwright.report.compare import Comparison, compare
-from flopwright.report.compare_report import ComparedRun
 from flopwright.report.metrics import Measurement, Prediction
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.calibration.model import Calibration
@@ -44,20 +42,3 @@ def predict_measurement(calibration: Calibration, measurement: Measurement) -> P
 def prior_of(measurement: Measurement) -> Calibration:
     """Returns the public prior of the processor that a measurement ran on."""
     return default_calibration(plan_of(measurement).scenario.cluster.node.gpu)
-
-
-def compared_run(
-    measurement: Measurement, before: Calibration | None, after: Calibration
-) -> ComparedRun:
-    """Returns a measurement beside its predictions (`before` None: nothing to compare with)."""
-
-    def compared(calibration: Calibration) -> Comparison:
-        return compare(predict_measurement(calibration, measurement), measurement)
-
-    return ComparedRun(
-        plan_name=measurement.plan_name,
-        measurement_id=measurement.id,
-        held_out=measurement.id not in after.measurements,
-        before=None if before is None else compared(before),
-        after=compared(after),
-    )

@@ -7,7 +7,7 @@ import numpy as np
 from flopwright.plan import rollout_choices as policy
 from flopwright.simulator.rollouts.lengths import Floats
 from flopwright.simulator.rollouts.state import NO_LIMIT, Rules
-from flopwright.spec.rollout import HostPool, HostTier, PrefillTable, RolloutScenario
+from flopwright.spec.rollout import HostPool, PrefillTable, RolloutScenario
 
 _ORDERS = {
     "fifo": policy.FIFO,
@@ -47,7 +47,7 @@ def step_tables(scenario: RolloutScenario, slots: int) -> tuple[Floats, Floats]:
     return base_s, per_context_s
 
 
-def host_tier(scenario: RolloutScenario) -> HostTier | HostPool | None:
+def host_tier(scenario: RolloutScenario) -> HostPool | None:
     """Returns the host pool of an instance."""
     if scenario.kv.host is not None:
         return scenario.kv.host

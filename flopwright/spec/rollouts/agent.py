@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from flopwright.spec.base import Spec
+from flopwright.spec.rollouts.bounds import BoundedBytes
 from flopwright.spec.rollouts.lengths import (
     ContextTokens,
     Count,
@@ -18,7 +19,6 @@ from flopwright.spec.rollouts.lengths import (
     PhaseSeconds,
     PositiveTokens,
 )
-from flopwright.units import Bytes
 
 AnyLengths = Annotated[
     ExponentialLengths
@@ -28,7 +28,6 @@ AnyLengths = Annotated[
     | EmpiricalLengths,
     Field(discriminator="kind"),
 ]
-BoundedBytes = Annotated[Bytes, Field(le=2**60)]
 
 
 class TimeLaw(Spec):

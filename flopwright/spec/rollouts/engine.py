@@ -15,7 +15,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from flopwright.spec.base import Spec
-from flopwright.units import Bytes, BytesPerS
+from flopwright.spec.rollouts.bounds import BoundedBytes
+from flopwright.units import BytesPerS
 
 MAX_STEP_S: Final = 86_400.0
 # A batch above the last entry of a table that interpolates goes on along its last two.
@@ -148,14 +149,14 @@ class Speculation(Spec):
 
 
 class HostPool(Spec):
-    """Memory of the host into which caches are moved, for one instance.
+    """A place for caches away from the GPUs (host memory, disks), for one instance.
 
     Attributes:
         size_bytes: what it holds.
         bytes_per_s: rate to and from the GPUs of the instance, all of them together.
     """
 
-    size_bytes: Bytes = Field(alias="size")
+    size_bytes: BoundedBytes = Field(alias="size")
     bytes_per_s: BytesPerS = Field(alias="bandwidth")
 
     @model_validator(mode="after")

@@ -7,10 +7,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from flopwright.spec.base import Grown, Spec
+from flopwright.spec.rollouts.bounds import BoundedBytes
+from flopwright.spec.rollouts.engine import HostPool
 from flopwright.spec.rollouts.lengths import Count, PositiveTokens
-from flopwright.units import Bytes, BytesPerS
-
-BoundedBytes = Annotated[Bytes, Field(le=2**60)]
 
 
 class Stop(Spec):
@@ -94,19 +93,6 @@ class Throttle(Spec):
         return self
 
 
-class HostTier(Spec):
-    """A place for caches away from the GPUs, for one instance: size and rate each way."""
-
-    size_bytes: BoundedBytes = Field(alias="size")
-    bytes_per_s: BytesPerS = Field(alias="bandwidth")
-
-    @model_validator(mode="after")
-    def _rate(self) -> Self:
-        if self.bytes_per_s <= 0:
-            raise ValueError("bandwidth must be above zero")
-        return self
-
-
 class KvCache(Grown):
     """The cache of contexts: its size, and what becomes of it when it is not decoded.
 
@@ -132,8 +118,8 @@ class KvCache(Grown):
     idle: Literal["keep", "drop"] = "keep"
     preemption: Literal["recompute", "swap"] | None = None
     prefetch: bool = True
-    host: HostTier | None = None
-    nvme: HostTier | None = None
+    host: HostPool | None = None
+    nvme: HostPool | None = None
 
     @model_validator(mode="after")
     def _both(self) -> Self:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from flopwright.spec.base import Grown, Spec
-from flopwright.spec.rollouts.agent import Agent, BoundedBytes, Reward
+from flopwright.spec.rollouts.agent import Agent, Reward
+from flopwright.spec.rollouts.bounds import BoundedBytes
 from flopwright.spec.rollouts.engine import EngineModel, PrefillTable
 from flopwright.spec.rollouts.lengths import (
     MAX_ATTEMPTS,

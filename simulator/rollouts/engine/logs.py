@@ -1,33 +1,17 @@
-"""Samples of an engine's log: how many sequences ran, how fast tokens came, how full the cache.
-
-Two formats are read. vLLM: "Engine 000: Avg prompt throughput: 12.3 tokens/s, Avg generation
-throughput: 456.7 tokens/s, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache usage: 3.1%". SGLang:
-"Decode batch. #running-req: 32, #token: 12345, token usage: 0.11, ..., gen throughput
-(token/s): 987.6, #queue-req: 0".
-"""
+"""Steps out of an engine's log: sequences that ran, tokens a second, how full the cache was."""
 
 from __future__ import annotations
 
 import math
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
-_NUMBER: Final = r"(\d+(?:\.\d+)?)"
-_VLLM: Final = re.compile(
-    rf"Avg prompt throughput: {_NUMBER} tokens/s,? "
-    rf"Avg generation throughput: {_NUMBER} tokens/s,? "
-    rf"Running: {_NUMBER} reqs.*?GPU KV cache usage: {_NUMBER}\s?%"
-)
-_SGLANG: Final = re.compile(
-    rf"Decode batch.*?#running-req: {_NUMBER}, #(?:full )?token: {_NUMBER}.*?"
-    rf"gen throughput \(token/s\): {_NUMBER}"
-)
+from flopwright.report.records import EngineLine
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """One line of a log.
+    """One line of a log in which sequences decoded.
 
     Attributes:
         running: sequences that decode; context_tokens: tokens of cache in use.
@@ -45,29 +29,20 @@ class EngineSample:
         return self.running / self.tokens_per_s
 
 
-def read_log(text: str, capacity_tokens: int = 0) -> list[EngineSample]:
-    """Returns the samples of a log in which sequences decoded; other lines are passed over.
+def samples_of(lines: Iterable[EngineLine], capacity_tokens: int = 0) -> list[EngineSample]:
+    """Returns the lines in which sequences decoded; prefills and idle lines are passed over.
 
     Args:
-        capacity_tokens: tokens of the cache, which vLLM's usage is a share of.
-
-    A line whose rates are no numbers, or that says nothing ran, is no sample.
+        lines: as `flopwright.store.foreign.engines.read_engine_log` reads them.
+        capacity_tokens: tokens of the cache, for engines that print the share in use only.
     """
     found = []
-    for line in text.splitlines():
-        sample = _sample(line, capacity_tokens)
-        if sample is not None and sample.running > 0 and sample.tokens_per_s > 0:
-            found.append(sample)
-    return [s for s in found if math.isfinite(s.step_s)]
-
-
-def _sample(line: str, capacity_tokens: int) -> EngineSample | None:
-    match = _VLLM.search(line)
-    if match:
-        prompt, made, running, share = (float(x) for x in match.groups())
-        return EngineSample(running, share / 100 * capacity_tokens, made, prompt)
-    match = _SGLANG.search(line)
-    if match:
-        running, tokens, made = (float(x) for x in match.groups())
-        return EngineSample(running, tokens, made)
-    return None
+    for line in lines:
+        made = line.generated_tokens_per_s or 0.0
+        if line.phase == "prefill" or line.running == 0 or made <= 0 or not math.isfinite(made):
+            continue
+        context = float(line.context_tokens or 0)
+        if line.context_tokens is None:
+            context = (line.kv_usage or 0.0) * capacity_tokens
+        found.append(EngineSample(line.running, context, made, line.prompt_tokens_per_s or 0.0))
+    return found

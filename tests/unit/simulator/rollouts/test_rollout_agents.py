@@ -15,7 +15,7 @@ from flopwright.spec.rollout import (
     DecodeStep,
     DeterministicLengths,
     ExponentialLengths,
-    HostTier,
+    HostPool,
     KvCache,
     LognormalLengths,
     PrefillTable,
@@ -227,7 +227,7 @@ def test_a_cache_kept_through_a_tool_call_is_read_on_and_a_dropped_one_again():
     assert got["keep"].recomputed_tokens == 0
     assert got["drop"].prefill_tokens == d.turn_read.sum() + got["drop"].recomputed_tokens
     assert got["drop"].recomputed_tokens > 10 * d.turn_read.sum() / 3
-    host = HostTier(size="1 GB", bandwidth="1 GB/s")
+    host = HostPool(size="1 GB", bandwidth="1 GB/s")
     kv = KvCache(per_token="1 B", idle="drop", host=host)
     pooled = simulate_rounds(acting(kv=kv, prefill=prefill), 1, 0, debug=True)[0].phase
     assert pooled.recomputed_tokens == 0

@@ -18,7 +18,7 @@ from flopwright.spec.rollout import (
     DeterministicLengths,
     EngineModel,
     ExponentialLengths,
-    HostTier,
+    HostPool,
     KvCache,
     LengthSpec,
     LognormalLengths,
@@ -85,7 +85,7 @@ POLICIES = {
     "short_cache_swap": {
         "kv": KvCache(
             per_token="1 kB", capacity="2500 kB", preemption="swap", on_update="park",
-            host=HostTier(size="1 MB", bandwidth="10 kB/s"),
+            host=HostPool(size="1 MB", bandwidth="10 kB/s"),
         ),
     },
     "short_cache_kept": {"kv": SHORT.model_copy(update={"on_update": "keep"})},
@@ -359,7 +359,7 @@ def test_prefilled_tokens_are_the_prompts_and_what_was_preempted(swap):
     law = ExponentialLengths(mean=300, cap=1000)
     kv = KvCache(
         per_token="1 B", capacity="1500 B", preemption="swap" if swap else "recompute",
-        host=HostTier(size="1 MB", bandwidth="10 kB/s"),
+        host=HostPool(size="1 MB", bandwidth="10 kB/s"),
     )  # fmt: skip
     s = make(law, 24, prompt_tokens=30, kv=kv)
     r = simulate_rounds(s, 1, 1, log=True, debug=True)[0].phase
@@ -390,7 +390,7 @@ def test_parking_beats_prefilling_again_above_the_break_even_bandwidth():
     even = theory.reuse_bandwidth(1000, 1e-4, 1e-9, 9000)
     ends = {}
     for name, factor in (("slow", 0.2), ("fast", 5.0)):
-        host = HostTier(size="10 GB", bandwidth=f"{factor * even} B/s")
+        host = HostPool(size="10 GB", bandwidth=f"{factor * even} B/s")
         for on_update in ("park", "drop"):
             kv = KvCache(per_token="1 kB", on_update=on_update, host=host, prefetch=False)
             s = make(law, 32, 0.7, prompt_tokens=1000, kv=kv, prefill=prefill, decode=LINEAR)

@@ -6,18 +6,10 @@ import numpy as np
 import pytest
 
 from flopwright.errors import InputError
+from flopwright.report.records import EngineLine
 from flopwright.simulator.rollouts.engine.fit import fit_steps
-from flopwright.simulator.rollouts.engine.logs import EngineSample, read_log
+from flopwright.simulator.rollouts.engine.logs import EngineSample, samples_of
 
-VLLM = (
-    "INFO 11-29 10:00:00 [loggers.py:118] Engine 000: Avg prompt throughput: 12.5 tokens/s, "
-    "Avg generation throughput: 812.0 tokens/s, Running: 16 reqs, Waiting: 3 reqs, "
-    "GPU KV cache usage: 25.0%, Prefix cache hit rate: 0.0%"
-)
-SGLANG = (
-    "[2026-11-29 10:00:00 TP0] Decode batch. #running-req: 32, #token: 65536, "
-    "token usage: 0.11, cuda graph: True, gen throughput (token/s): 1600.00, #queue-req: 0"
-)
 TRUTH = (8e-3, 3e-5, 4e-8)
 
 
@@ -32,18 +24,25 @@ def samples(count: int, noise: float, seed: int = 0) -> list[EngineSample]:
     return found
 
 
-def test_both_engines_lines_are_read() -> None:
-    found = read_log(f"hello\n{VLLM}\n{SGLANG}\n", capacity_tokens=400_000)
+def test_decoding_lines_are_samples_and_others_are_not() -> None:
+    vllm = EngineLine(
+        phase="mixed", running=16, waiting=3, generated_tokens_per_s=812.0,
+        prompt_tokens_per_s=12.5, kv_usage=0.25,
+    )  # fmt: skip
+    sglang = EngineLine(
+        phase="decode", running=32, waiting=0, generated_tokens_per_s=1600.0, context_tokens=65_536
+    )
+    others = [
+        vllm.model_copy(update={"generated_tokens_per_s": 0.0}),
+        vllm.model_copy(update={"running": 0}),
+        EngineLine(phase="prefill", running=4, waiting=0, new_tokens=512),
+    ]
+    found = samples_of([vllm, *others, sglang], capacity_tokens=400_000)
     assert found == [
-        EngineSample(16, 100_000, 812.0, 12.5),
+        EngineSample(16, 100_000.0, 812.0, 12.5),
         EngineSample(32, 65_536, 1600.0),
     ]
     assert found[1].step_s == pytest.approx(0.02)
-
-
-def test_idle_and_broken_lines_are_no_samples() -> None:
-    idle = VLLM.replace("812.0", "0.0")
-    assert read_log(f"{idle}\n{VLLM.replace('Running: 16', 'Running: 0')}\n{VLLM[:90]}\n") == []
 
 
 def test_a_law_without_noise_is_found_exactly() -> None:
