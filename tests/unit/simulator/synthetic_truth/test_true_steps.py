@@ -279,14 +279,9 @@ def test_a_run_that_went_wrong_moves_little(seed: int) -> None:
     )
 
 
-@pytest.mark.slow
-def test_intervals_of_steps_cover_as_stated() -> None:
-    """Over hidden machines: 80 % of fresh runs of other plans at least are held.
-
-    Five runs that scatter by 4 % do not yet outweigh the 8 % that are assumed before any run
-    (class_fit.py): then nearly all are held. The other side is checked where runs scatter more
-    (test_fit_runs.py).
-    """
+@pytest.fixture(scope="module")
+def held_shares() -> list[float]:
+    """Shares of fresh runs of other plans inside their intervals, one hidden machine each."""
     noise, shares = Noise(), []
     for seed in range(100, 109):
         found = learnt_from(seed, noise, others=6)
@@ -297,5 +292,23 @@ def test_intervals_of_steps_cover_as_stated() -> None:
             fresh = run_of(found.machine, found.scenario, plan, "fresh", noise, rng)
             held += span.low <= fresh.metrics.step_time_s <= span.high
         shares.append(held / len(found.others))
-    sigma = float(np.std(shares)) / math.sqrt(len(shares))
-    assert float(np.mean(shares)) > STATED - 3 * sigma
+    return shares
+
+
+def _three_sigma(shares: list[float]) -> float:
+    return 3 * float(np.std(shares)) / math.sqrt(len(shares))
+
+
+@pytest.mark.slow
+def test_intervals_of_steps_hold_at_least_what_they_state(held_shares: list[float]) -> None:
+    assert float(np.mean(held_shares)) > STATED - _three_sigma(held_shares)
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True,
+    reason="not reached: 54 of 54 fresh runs were held by 80 % intervals (2026-11-30); five "
+    "runs that scatter by 4 % do not yet outweigh the scatter assumed before any run",
+)
+def test_intervals_of_steps_hold_no_more_than_they_state(held_shares: list[float]) -> None:
+    assert float(np.mean(held_shares)) < STATED + _three_sigma(held_shares)
