@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flopwright.cli._plan_written import check_target, go_on, write_plan
 from flopwright.cli._scenario import SET_HELP, scenario_of
 
 if TYPE_CHECKING:
@@ -19,22 +20,6 @@ if TYPE_CHECKING:
 
 EXIT_DOES_NOT_FIT = 1
 _FIX = "Fix a field"
-# Fields with an option of their own.
-_OPTIONS = (
-    "tp",
-    "pp",
-    "vpp",
-    "cp",
-    "ep",
-    "dp",
-    "zero_stage",
-    "micro_batch_size",
-    "recompute",
-    "schedule",
-    "fp8_activations",
-    "activation_offload",
-    "optimizer_offload",
-)
 _PHASES = "Phases of a run"
 
 
@@ -231,7 +216,7 @@ def _plan_phases(
     from flopwright.cli._priced_by import priced_by
     from flopwright.cli._whole_run_view import plan_whole_run
 
-    _check_target(out)
+    check_target(out)
     calibration = priced_by(scenario, *options)
     plan_whole_run(scenario, calibration, restart=restart, out=out, as_json=as_json)
 
@@ -249,7 +234,7 @@ def _run(asked: Asked) -> None:
     scenario, out = scenario_of(asked.scenario, asked.changes), asked.out
     if asked.phase is not None:
         scenario = phase_of(scenario, asked.phase).scenario
-    _check_target(out)
+    check_target(out)
     result = _search(scenario, asked)
     chosen = _choose(result, asked.rank)
     own = scenario if chosen is None else with_gemm(scenario, chosen.gemm)
@@ -258,7 +243,7 @@ def _run(asked: Asked) -> None:
     binding = binding_constraint(result, own, calibration)
     stood = standings(scenario, calibration, asked.also, published=asked.published)
     if chosen is not None and out is not None:
-        _write(own, chosen, out)
+        write_plan(own, chosen, out)
     if asked.as_json:
         written = str(out) if out is not None and chosen is not None else None
         data = view.as_data(result, own, chosen, run, binding, written)
@@ -268,7 +253,7 @@ def _run(asked: Asked) -> None:
         console = console_of(140)
         view.show(console, result, own, chosen, run, binding)
         show_standings(console, scenario, stood)
-        _go_on(asked, fits=chosen is not None)
+        go_on(asked.scenario, asked.changes, asked.fixed, out, fits=chosen is not None)
     if chosen is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
@@ -315,74 +300,3 @@ def _choose(result: SearchResult, rank: int) -> RankedPlan | None:
             )
         )
     return result.ranked[rank - 1]
-
-
-def _check_target(out: Path | None) -> None:
-    from flopwright.errors import InputError, Violation
-
-    if out is None:
-        return
-    if out.suffix not in {".yaml", ".yml"}:
-        raise InputError(
-            Violation(
-                field="out",
-                value=str(out),
-                rule="a plan is written as YAML",
-                nearest_fix=f"use {out.name}.yaml",
-            )
-        )
-    if out.is_dir():
-        raise InputError(Violation(field="out", value=str(out), rule="is a folder"))
-
-
-def _write(scenario: Scenario, chosen: RankedPlan, out: Path) -> None:
-    from flopwright.planner.predicted import predicted_step
-    from flopwright.simulator.calibration.files import write_atomically
-    from flopwright.spec.load import dump_yaml, make_plan_file
-
-    predicted = predicted_step(chosen.prediction)
-    record = make_plan_file(scenario, chosen.plan, chosen.plan.label(), predicted)
-    header = f"{scenario.name}: {chosen.plan.label()}\nrun it with: flopwright run {out.name}"
-    write_atomically(out, dump_yaml(record, header))
-
-
-def _go_on(asked: Asked, *, fits: bool) -> None:
-    import shlex
-
-    out = asked.out
-
-    if not fits:
-        typer.echo("Go on: give the scenario more GPUs, more memory, or a smaller model.")
-        return
-    if out is None:
-        changes = [word for change in asked.changes for word in ("--set", change)]
-        command = ["flopwright", "plan", asked.scenario, *changes, *_options(asked.fixed)]
-        command += ["--out", "plan.yaml"]
-        typer.echo(f"Go on: {shlex.join(command)}")
-        return
-    path = shlex.quote(str(out))
-    from flopwright.executor.launch.supported import unsupported
-    from flopwright.spec.load import load_plan
-
-    typer.echo(f"wrote {out}")
-    refused = [f"{v.field} {v.value}" for v in unsupported(load_plan(out))]
-    if refused:
-        typer.echo(f"Go on: flopwright export {path} --to bundle")
-        typer.echo(f"(flopwright run does not run this plan yet: {', '.join(refused)})")
-        return
-    typer.echo(f"Go on: flopwright export {path} --to bundle   or   flopwright run {path}")
-
-
-def _options(fixed: dict[str, int | str | bool]) -> list[str]:
-    """Returns the fixed fields as they are written on the command line."""
-    out = []
-    for name, value in fixed.items():
-        if name not in _OPTIONS:
-            out += ["--fix", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
-            continue
-        option = "zero" if name == "zero_stage" else name.replace("_", "-")
-        if isinstance(value, bool):
-            out.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            out += [f"--{option}", str(value)]
-    return out
