@@ -326,6 +326,7 @@ class ShardShape:
         attention_kernel: "flash", or "unfused": scores are written, read and kept.
         pad_vocab_to: a tp rank's part of the vocabulary is padded to a multiple of it.
         expert_load: rows that the busiest rank's experts take over the mean.
+        fused_loss: head and loss in one, without logits in memory.
     """
 
     micro_batch_size: ArrayLike = 1
@@ -340,6 +341,7 @@ class ShardShape:
     attention_kernel: str = "flash"
     pad_vocab_to: int = 1
     expert_load: ArrayLike = 1
+    fused_loss: ArrayLike = False
 
     @property
     def tokens(self) -> Array:

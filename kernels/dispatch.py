@@ -1,9 +1,11 @@
 """Which kernel an op runs: plain torch, our Triton kernel, or a library's.
 
 A CPU and float64 run the reference. On a GPU `choices.json` beside this file says, by op and
-card, which of the two others was faster, when and by how much (`benchmarks/kernels.py --out`
-writes its entries); what it does not say is `PRIOR`. FLOPWRIGHT_KERNELS overrides both:
-"library", "triton" or "reference" for all ops, or "attention=library,rope=reference".
+card, which of the two others was faster, when and by how much (`benchmarks/kernels.py --choose`
+writes its entries); FLOPWRIGHT_KERNEL_RECORD names a result of that benchmark or of
+`gpu_check.py` whose choices go before. What neither says is `PRIOR`. FLOPWRIGHT_KERNELS
+overrides all: "library", "triton" or "reference" for all ops, or
+"attention=library,rope=reference". A library that is not installed is never taken.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from torch import Tensor
 
 from flopwright.errors import InputError
 from flopwright.kernels.launch import INTERPRETED, target
+from flopwright.kernels.libraries import missing
 
 Kernel = Literal["reference", "triton", "library"]
 VARIABLE: Final = "FLOPWRIGHT_KERNELS"
+RECORD: Final = "FLOPWRIGHT_KERNEL_RECORD"
 CHOICES: Final = Path(__file__).with_name("choices.json")
 
 
@@ -50,13 +54,31 @@ _OWN: Final = Choice("triton", _NOT_MEASURED + "one pass where torch makes sever
 @cache
 def measured() -> dict[str, dict[str, Choice]]:
     """Returns the measured choices by op, then card."""
-    if not CHOICES.is_file():
-        return {}
-    read = json.loads(CHOICES.read_text(encoding="utf-8"))
+    read: dict[str, dict[str, dict[str, str]]] = {}
+    if CHOICES.is_file():
+        read = json.loads(CHOICES.read_text(encoding="utf-8"))
+    for op, choice in _recorded(os.environ.get(RECORD, "")):
+        read.setdefault(op, {}).update(choice)
     return {
-        op: {card: Choice(found["kernel"], found["reason"]) for card, found in cards.items()}
+        op: {card: Choice(found["kernel"], found["reason"]) for card, found in cards.items()}  # type: ignore[arg-type]
         for op, cards in read.items()
     }
+
+
+def _recorded(path: str) -> list[tuple[str, dict[str, dict[str, str]]]]:
+    """Returns (op, choice by card) of a benchmark's result; nothing for no path.
+
+    Raises:
+        InputError: the file is not there, or no such result.
+    """
+    if not path:
+        return []
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = found.get("speed", found)
+        return [(op, {found["card"]: choice}) for op, choice in found["choices"].items()]
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(f"{RECORD}: {path} is no result of benchmarks/kernels.py") from error
 
 
 @cache
@@ -76,12 +98,22 @@ def choose(op: str, card: str) -> Choice:
 
     Args:
         card: as torch.cuda.get_device_name says it.
+
+    Raises:
+        InputError: an op is told by name to run a library's kernel that is not here.
     """
     forced = overrides(os.environ.get(VARIABLE, ""))
     kernel = forced.get(op) or forced.get("*")
     if kernel is not None:
-        return Choice(kernel, f"{VARIABLE} says so")
-    return measured().get(op, {}).get(card) or PRIOR.get(op, _OWN)
+        choice = Choice(kernel, f"{VARIABLE} says so")
+    else:
+        choice = measured().get(op, {}).get(card) or PRIOR.get(op, _OWN)
+    absent = missing(op) if choice.kernel == "library" else ""
+    if not absent:
+        return choice
+    if op in forced:
+        raise InputError(f"{VARIABLE}: {op}: {absent}")
+    return Choice("triton", f"{absent}; otherwise: {choice.reason}")
 
 
 def kernel_for(op: str, x: Tensor) -> Kernel:

@@ -20,6 +20,7 @@ from torch import Tensor
 from flopwright.kernels.attention.op import attention
 from flopwright.kernels.embedding.op import embedding
 from flopwright.kernels.linear.op import linear
+from flopwright.kernels.linear_cross_entropy.op import linear_cross_entropy
 from flopwright.models.head.module import loss
 
 Matrix = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
@@ -89,6 +90,14 @@ class TensorParallel(Protocol):
         """
         ...
 
+    def linear_loss(self, x: Tensor, weight: Tensor, targets: Tensor, vocab: int) -> Tensor:
+        """Returns the same of hidden states, head and loss in one: no logits stand whole.
+
+        Args:
+            x: [B, S', in], kept as it is; weight: this rank's rows; targets: [B, S] int64.
+        """
+        ...
+
 
 class ContextParallel(Protocol):
     """The ranks that cut each sequence between them."""
@@ -154,6 +163,12 @@ class WholeMatrices:
     def loss(self, logits: Tensor, targets: Tensor, vocab: int) -> Tensor:
         """Returns the mean loss."""
         return loss(logits, targets)
+
+    def linear_loss(self, x: Tensor, weight: Tensor, targets: Tensor, vocab: int) -> Tensor:
+        """Returns the mean loss."""
+        rows = x.reshape(-1, x.shape[-1])
+        mean: Tensor = linear_cross_entropy(rows, weight, targets.reshape(-1))[0]
+        return mean
 
 
 class WholeSequences:

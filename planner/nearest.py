@@ -26,6 +26,7 @@ _FIX_AXES: Final = (
     "optimizer_offload",
     "gradient_offload",
     "parameter_offload",
+    "fused_loss",
     "zero_stage",
     "dp_replicate",
     "micro_batch_size",
@@ -145,7 +146,7 @@ def _change(c: Candidates, name: str, index: int) -> str:
     if name == "layout":
         layers = c.plan(index).layers_per_stage
         return "layers spread evenly" if layers is None else f"layers {_runs(layers)}"
-    if name.endswith("offload") or name == "fp8_activations":
+    if name.endswith("offload") or name in {"fp8_activations", "fused_loss"}:
         return f"{name} {'on' if value else 'off'}"
     return f"{name} {value}"
 

@@ -40,6 +40,7 @@ _SWITCHES: Final = (
     "optimizer_offload",
     "gradient_offload",
     "parameter_offload",
+    "fused_loss",
     "fp8_activations",
     "recompute",
 )

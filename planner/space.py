@@ -62,6 +62,7 @@ FIXABLE: Final = (
     "recompute_layers",
     "gradient_offload",
     "parameter_offload",
+    "fused_loss",
 )
 # Candidates that are priced at most: a few gigabytes and half a minute.
 MAX_PRICED: Final = 3_000_000

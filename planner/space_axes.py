@@ -53,6 +53,7 @@ class Policy:
     optimizer_offload: int
     gradient_offload: int
     parameter_offload: int
+    fused_loss: int
 
 
 def shape_axes(scenario: Scenario, fixed: Fixed) -> dict[str, Sequence[int]]:
@@ -61,7 +62,7 @@ def shape_axes(scenario: Scenario, fixed: Fixed) -> dict[str, Sequence[int]]:
     gpus, moe, gpu_kind = cluster.num_gpus, model.moe, cluster.node.gpu.kind
     batch = scenario.workload.global_batch_size
     values: dict[str, Sequence[int]] = {
-        "tp": search.tp or _tensor_parallel(cluster.node, model.attention.num_heads),
+        "tp": search.tp or _tensor_parallel(cluster.node, model.common_heads),
         "pp": search.pp or [d for d in divisors(gpus) if d <= model.num_layers],
         "vpp": search.vpp or range(1, min(MAX_VPP, model.num_layers) + 1),
         "cp": search.cp or _context_parallel(scenario),
@@ -114,13 +115,14 @@ def policies(scenario: Scenario, fixed: Fixed, tags: Sequence[tuple[str, ...]]) 
 
     fp8 = flags("fp8_activations", (0, 1) if cuda and "fp8" in gpu.peak_flops_per_s else (0,))
     return [
-        Policy(*again, fp8_on, activations, optimizer, gradients, weights)
+        Policy(*again, fp8_on, activations, optimizer, gradients, weights, fused)
         for again in _recomputes(scenario, fixed, tags)
         for fp8_on in fp8
         for activations in flags("activation_offload", moves)
         for optimizer in flags("optimizer_offload", moves)
         for gradients in flags("gradient_offload", moves if sharded >= 2 else (0,))
         for weights in flags("parameter_offload", moves if sharded >= 3 else (0,))
+        for fused in flags("fused_loss", (0,))
     ]
 
 

@@ -46,7 +46,7 @@ _AXES: Final = (
     "tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "micro_batch_size", "zero_stage",
     "schedule", "layers_per_stage", "recompute", "recompute_tags", "recompute_layers",
     "fp8_activations", "activation_offload", "optimizer_offload", "gradient_offload",
-    "parameter_offload",
+    "parameter_offload", "fused_loss",
 )  # fmt: skip
 
 

@@ -85,6 +85,7 @@ class StageParts:
         chunks: the module of each pipeline chunk this rank holds, in model order.
         num_chunks: chunks of the whole pipeline; the last one computes the loss.
         loss_fn: (logits, targets) -> mean nats a token.
+        fused_loss: the last chunk takes the targets and computes the loss itself.
         hidden_shape: [sequences, seq_len, hidden_size] of what travels between chunks.
         hooks: what serves the kinds of action other than compute and transfers.
         around: entered around the compute of a chunk.
@@ -98,6 +99,7 @@ class StageParts:
     device: torch.device
     hooks: Mapping[ActionKind, Hook]
     around: Around = field(default_factory=Nothing)
+    fused_loss: bool = False
 
 
 @dataclass(slots=True)
@@ -177,9 +179,7 @@ class Runner:
         # Nothing here holds the input: what the operators save of it may be moved away.
         source = batch.tokens if chunk == 0 else self._enter(key)
         with self.parts.around.forward(chunk, microbatch):
-            out: Tensor = self.parts.chunks[chunk](source)
-            if self._is_last(chunk):
-                out = self.parts.loss_fn(out, batch.targets)
+            out = self._output(chunk, source, batch.targets)
         # The edge keeps the graph, not the output: what no backward needs is freed once sent.
         self._edges[key] = get_gradient_edge(out)
         if self._is_last(chunk):
@@ -188,6 +188,17 @@ class Runner:
             self._inputs[chunk + 1, microbatch] = out.detach()
         else:
             self._leaving[ActionKind.SEND_FORWARD, key] = out.detach()
+
+    def _output(self, chunk: int, source: Tensor, targets: Tensor) -> Tensor:
+        """Returns what a chunk hands on: hidden states, the loss where it is the last."""
+        module = self.parts.chunks[chunk]
+        if not self._is_last(chunk):
+            out: Tensor = module(source)
+        elif self.parts.fused_loss:
+            out = module(source, targets=targets)
+        else:
+            out = self.parts.loss_fn(module(source), targets)
+        return out
 
     def _backward(self, action: Action) -> None:
         key = (action.chunk, action.microbatch)

@@ -24,6 +24,7 @@ from flopwright.kernels.cross_entropy.sharded import part_gradient, part_terms
 from flopwright.kernels.embedding.sharded import embedding_part
 from flopwright.kernels.gradients import weight_gradient
 from flopwright.kernels.linear.op import linear
+from flopwright.kernels.linear_cross_entropy import sharded
 from flopwright.models.parallel import Matrix
 from flopwright.plan.sharding import Cut
 
@@ -95,6 +96,15 @@ class GroupTensorParallel:
         flat = logits.reshape(-1, logits.shape[-1])
         out: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
             flat, targets.reshape(-1), self._first(vocab), self
+        )
+        return out
+
+    def linear_loss(self, x: Tensor, weight: Tensor, targets: Tensor, vocab: int) -> Tensor:
+        """Returns the same, the logits made a part at a time; x is kept as it is."""
+        if not self.sequence_parallel:
+            x = self.gather(x, "lm_head")
+        out: Tensor = _LinearLoss.apply(  # type: ignore[no-untyped-call]
+            x, weight, targets.reshape(-1), self._first(vocab), self
         )
         return out
 
@@ -273,3 +283,35 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, targets, lse = ctx.saved_tensors
         return part_gradient(grad, logits, targets, lse, ctx.first), None, None, None
+
+
+class _LinearLoss(torch.autograd.Function):
+    """Head and mean cross-entropy in one; keeps this rank's tokens, never logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, first: int, tp: GroupTensorParallel
+    ) -> Tensor:
+        terms = sharded.part_terms(_whole_rows(x, tp), weight, targets, first)
+        gathered = tp.all_gather(terms, "loss").view(3, tp.size, -1)
+        lse, chosen = sharded.joined(gathered)
+        ctx.save_for_backward(x, weight, targets, lse)
+        ctx.link = (first, tp)
+        return ((lse[0] - chosen) + lse[1]).mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        x, weight, targets, lse = ctx.saved_tensors
+        first, tp = ctx.link
+        rows = _whole_rows(x, tp)
+        grad_x, grad_weight = sharded.part_gradients(grad, rows, weight, targets, lse, first)
+        if tp.sequence_parallel:
+            whole = grad_x.view(x.shape[0], -1, x.shape[-1])
+            return tp.reduce_scatter(whole, "lm_head_grad"), grad_weight, None, None, None
+        return grad_x.view(x.shape), grad_weight, None, None, None
+
+
+def _whole_rows(x: Tensor, tp: GroupTensorParallel) -> Tensor:
+    """Returns all tokens as rows."""
+    whole = tp.all_gather(x, "lm_head") if tp.sequence_parallel else x
+    return whole.reshape(-1, x.shape[-1])

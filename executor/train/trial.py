@@ -117,6 +117,7 @@ class Trial:
             ),
             groups=self.groups,
             timer=self.timer,
+                fused_loss=plan.fused_loss,
         )
 
     def _hooks(self) -> dict[ActionKind, Hook]:

@@ -80,6 +80,8 @@ class ParallelPlan(Grown):
         recompute_layers: "full" for the first so many layers of each chunk; None: all.
         gradient_offload, parameter_offload: shards of gradients (zero_stage 2 and up) and of
             weights (zero_stage 3) live in host memory.
+        fused_loss: head and loss in one: logits are made a part of the vocabulary at a time,
+            and again in the backward pass, and never stand in memory whole.
     """
 
     later_fields = (
@@ -90,6 +92,7 @@ class ParallelPlan(Grown):
         "recompute_layers",
         "gradient_offload",
         "parameter_offload",
+        "fused_loss",
     )
 
     dp_replicate: Ranks = 1
@@ -115,6 +118,7 @@ class ParallelPlan(Grown):
     recompute_layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)
     gradient_offload: bool = False
     parameter_offload: bool = False
+    fused_loss: bool = False
 
     @property
     def dp(self) -> int:
@@ -182,6 +186,7 @@ class ParallelPlan(Grown):
             ("optoff", self.optimizer_offload),
             ("gradoff", self.gradient_offload),
             ("paramoff", self.parameter_offload),
+            ("fusedloss", self.fused_loss),
         )
         parts.extend(flag for flag, on in flags if on)
         return " ".join(parts)
@@ -271,7 +276,7 @@ def _divides(field: str, value: int, of: int, what: str) -> list[Violation]:
 
 
 def _model_rules(plan: ParallelPlan, model: ModelSpec) -> list[Violation]:
-    found = _divides("parallel.tp", plan.tp, model.attention.num_heads, "the attention heads")
+    found = _divides("parallel.tp", plan.tp, model.common_heads, "the attention heads")
     if model.moe is not None:
         found += _divides("parallel.ep", plan.ep, model.moe.num_experts, "the routed experts")
     elif plan.ep > 1:

@@ -28,7 +28,7 @@ class SearchSpace(Grown):
             published runs use.
         recompute_layers: depths that "full" is tried with beside all layers; None: half of
             a chunk's layers.
-        fp8_activations, the offloads, sequence_parallel: values tried.
+        fp8_activations, the offloads, sequence_parallel, fused_loss: values tried.
         gemm: formats of matrix products; empty: the workload's own.
     """
 
@@ -46,6 +46,7 @@ class SearchSpace(Grown):
         "optimizer_offload",
         "gradient_offload",
         "parameter_offload",
+        "fused_loss",
         "gemm",
     )
 
@@ -70,6 +71,7 @@ class SearchSpace(Grown):
     optimizer_offload: tuple[bool, ...] = ()
     gradient_offload: tuple[bool, ...] = ()
     parameter_offload: tuple[bool, ...] = ()
+    fused_loss: tuple[bool, ...] = ()
     gemm: tuple[GemmRecipe, ...] = ()
 
 

@@ -13,18 +13,20 @@ PARTS = 16  # of the vocabulary, whose logits' gradient stands in memory one at 
 
 def linear_cross_entropy(
     cost: CostBuilder, name: str, *, tokens: ArrayLike, hidden: ArrayLike, vocab: ArrayLike,
-    dtype: str, sides: int = 1,
+    dtype: str, sides: int = 1, kernel: str = "triton",
 ) -> None:  # fmt: skip
     """Adds forward (logits read nowhere, written nowhere) and backward (logits made again).
 
     Args:
+        kernel: "library" for liger-kernel's, which writes a part of the logits and reads it
+            for the loss, then multiplies with their gradient, a part of the tokens at a time.
         sides: 2 where the distribution of a second head is made too (`lk_loss`): its logits
             cost two more products forward, one more backward, and it gets no gradient.
     """
     t, h, v = (np.asarray(x, float) for x in (tokens, hidden, vocab))
     width, product = DTYPE_BYTES[dtype], 2 * t * h * v
     x, w, d = t * h * width, v * h * width, t * v * width
-    one = np.ones_like(t)
+    one, seen = np.ones_like(t), 2 * d if kernel == "library" else 0 * d
 
     def row(phase: Phase, times: float, read: Array, written: Array) -> None:
         cost.op(
@@ -33,12 +35,14 @@ def linear_cross_entropy(
         )  # fmt: skip
 
     # Of a part of the logits' gradient: written, and read by both products.
-    row(Phase.FORWARD, 1 if sides == 1 else 4, (1 if sides == 1 else 4) * (x + w), 8 * t * one)
-    row(Phase.BACKWARD_INPUT, sides + 1, (sides + 1) * (x + w) + d, x + d)
+    row(Phase.FORWARD, 1 if sides == 1 else 4, (1 if sides == 1 else 4) * (x + w) + seen / 2,
+        8 * t * one + seen / 2)  # fmt: skip
+    row(Phase.BACKWARD_INPUT, sides + 1, (sides + 1) * (x + w) + d + seen, x + d + seen / 2)
     row(Phase.BACKWARD_WEIGHT, 1, x + d, w)
 
 
 def scratch_bytes(tokens: ArrayLike, vocab: ArrayLike, dtype: str) -> Array:
     """Returns the bytes of the part of the logits' gradient that stands at one time."""
-    v = np.ceil(np.asarray(vocab, float) / (PARTS * 128)) * 128
+    whole = np.asarray(vocab, float)
+    v = np.minimum(whole, np.ceil(whole / (PARTS * 128)) * 128)
     return np.asarray(np.asarray(tokens, float) * v * DTYPE_BYTES[dtype])

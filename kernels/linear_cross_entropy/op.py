@@ -11,13 +11,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flopwright.kernels.dispatch import runs_triton
+from flopwright.kernels import libraries
+from flopwright.kernels.dispatch import kernel_for
 from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.linear_cross_entropy import reference
 
 
 def _unit_columns(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def statistics(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (log-sum-exp in two parts [2, N], the target's logit [N]); see the reference."""
+    if kernel_for("linear_cross_entropy", x) != "reference":
+        import flopwright.kernels.linear_cross_entropy.kernel as kernel
+
+        return kernel.statistics(_unit_columns(x), _unit_columns(weight), targets)
+    return reference.statistics(x, weight, targets)
+
+
+def gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, targets: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of x and weight; `lse` may be that of a larger vocabulary."""
+    part = reference.gradient_part
+    if kernel_for("linear_cross_entropy", x) != "reference":
+        import flopwright.kernels.linear_cross_entropy.kernel as kernel
+
+        part, x, weight = kernel.gradient_part, _unit_columns(x), _unit_columns(weight)
+    grad_x = x.new_zeros(x.shape, dtype=wide_dtype(x.dtype))
+    grad_weight = weight.new_empty(weight.shape)
+    for first, end in reference.parts(weight.shape[0]):
+        d = part(x, weight, targets, lse, grad, first, end)
+        reference.product(d, weight[first:end], grad_x)
+        torch.mm(d.t(), x, out=grad_weight[first:end])
+        del d  # before the next part stands
+    return grad_x.to(x.dtype), grad_weight
+
+
+def _not_made(x: Tensor) -> Tensor:
+    """Returns NaNs in the place of the log-sum-exps, which a library does not hand out."""
+    return x.new_full((2, x.shape[0]), float("nan"), dtype=wide_dtype(x.dtype))
 
 
 @torch.library.custom_op("flopwright::linear_cross_entropy", mutates_args=())
@@ -27,12 +61,10 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Te
     Args:
         x: [N, hidden]; weight: [vocabulary, hidden]; targets: [N] int64.
     """
-    if runs_triton("linear_cross_entropy", x):
-        import flopwright.kernels.linear_cross_entropy.kernel as kernel
-
-        lse, chosen = kernel.statistics(_unit_columns(x), _unit_columns(weight), targets)
-    else:
-        lse, chosen = reference.statistics(x, weight, targets)
+    if kernel_for("linear_cross_entropy", x) == "library":
+        mean = libraries.linear_cross_entropy(x.detach(), weight.detach(), targets)
+        return mean.to(wide_dtype(x.dtype)), _not_made(x)
+    lse, chosen = statistics(x, weight, targets)
     return ((lse[0] - chosen) + lse[1]).mean(), lse
 
 
@@ -47,18 +79,9 @@ def linear_cross_entropy_backward(
     grad: Tensor, x: Tensor, weight: Tensor, targets: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of x and weight."""
-    part = reference.gradient_part
-    if runs_triton("linear_cross_entropy", x):
-        import flopwright.kernels.linear_cross_entropy.kernel as kernel
-
-        part, x, weight = kernel.gradient_part, _unit_columns(x), _unit_columns(weight)
-    grad_x = x.new_zeros(x.shape, dtype=wide_dtype(x.dtype))
-    grad_weight = weight.new_empty(weight.shape)
-    for first, end in reference.parts(weight.shape[0]):
-        d = part(x, weight, targets, lse, grad, first, end)
-        reference.product(d, weight[first:end], grad_x)
-        torch.mm(d.t(), x, out=grad_weight[first:end])
-    return grad_x.to(x.dtype), grad_weight
+    if kernel_for("linear_cross_entropy", x) == "library":  # its forward pass made none
+        lse = statistics(x, weight, targets)[0]
+    return gradients(grad, x, weight, targets, lse)
 
 
 @linear_cross_entropy_backward.register_fake
@@ -74,7 +97,21 @@ def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) 
 
 
 def _backward(ctx: Any, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor, Tensor, None]:
-    return (*linear_cross_entropy_backward(grad, *ctx.saved_tensors), None)
+    x, weight, targets, lse = ctx.saved_tensors
+    chosen = kernel_for("linear_cross_entropy", x)
+    if chosen == "library" and not libraries.traced(x):
+
+        def mean(x: Tensor, weight: Tensor) -> Tensor:
+            return libraries.linear_cross_entropy(x, weight, targets)
+
+        grad_x, grad_weight = libraries.gradients(mean, (x, weight), (grad,))
+        assert grad_x is not None
+        assert grad_weight is not None
+        return grad_x, grad_weight, None
+    # In plain torch what stands for a moment stands in sight of whoever counts memory.
+    plain = chosen == "reference" and not (x.is_meta or libraries.traced(x))
+    run = gradients if plain else linear_cross_entropy_backward
+    return (*run(grad, x, weight, targets, lse), None)
 
 
 linear_cross_entropy.register_autograd(_backward, setup_context=_setup)

@@ -56,7 +56,7 @@ def gradient_part(
 ) -> Tensor:
     """Returns the gradient [N, end - first] of the logits of some columns, like x."""
     level, log_sum = lse.unsqueeze(-1)
-    p = (logits_part(x, weight, first, end) - level).sub_(log_sum).exp_()
+    p = logits_part(x, weight, first, end).sub_(level).sub_(log_sum).exp_()
     inside = (targets >= first) & (targets < end)
     places = (targets - first) * inside
     p.scatter_add_(-1, places.unsqueeze(-1), -inside.to(p.dtype).unsqueeze(-1))

@@ -70,6 +70,7 @@ def linear_lk_loss_backward(
         d = part(draft, goal, shared, below, grad, first, end)
         head.product(d, weight[first:end], grad_x)
         torch.mm(d.t(), x, out=grad_weight[first:end])
+        del d  # before the next part stands
     return grad_x.to(x.dtype), grad_weight
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from flopwright.kernels.cross_entropy.cost import cross_entropy
 from flopwright.kernels.linear.cost import linear
+from flopwright.kernels.linear_cross_entropy.cost import linear_cross_entropy
 from flopwright.kernels.rms_norm.cost import wide_bytes
 from flopwright.models.local import Local, gather
 from flopwright.models.norm.cost import norm
@@ -18,6 +19,8 @@ HEAD_AGAIN = "shared_head."
 # Of its part of the vocabulary a rank tells the others the log-sum-exp and the target's logit.
 _NUMBERS_A_TOKEN = 2
 
+# Head and loss in one tell it in two parts, the largest logit and what is above it.
+_NUMBERS_IN_ONE = 3
 
 def head(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
     """Adds the rows of layer num_layers; the vocabulary is cut over tp, and so are the logits."""
@@ -29,7 +32,24 @@ def head(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
 
 
 def logits_and_loss(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
-    """Adds the rows from the normalised state on: the product with the table, and the loss."""
+    """Adds the rows from the normalised state on: the product with the table, and the loss.
+
+    Candidates with `fused_loss` have both in one op, which keeps no logits.
+    """
+    fused = np.asarray(local.shape.fused_loss, bool)
+    if not fused.any():
+        _apart(cost, spec, local)
+        return
+    if fused.all():
+        _in_one(cost, spec, local)
+        return
+    for rows, share in ((_apart, ~fused), (_in_one, fused)):
+        part = CostBuilder()
+        rows(part, spec, local)
+        cost.extend(part.build(fused.size), repeat=share.astype(float))
+
+
+def _apart(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
     hidden, t, dtype, vocab = (
         spec.hidden_size,
         local.tokens,
@@ -40,13 +60,24 @@ def logits_and_loss(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
     linear(cost, "lm_head", rows=t, k=hidden, n=vocab, dtype=dtype)
     cost.saved("logits", t * vocab * local.width)
     cross_entropy(cost, "loss", tokens=t, vocab=vocab, dtype=dtype)
-    _join_parts(cost, local)
+    _join_parts(cost, local, _NUMBERS_A_TOKEN)
     cost.saved("targets", t * DTYPE_BYTES["int64"])
     cost.saved("loss.lse", t * wide_bytes(dtype))
 
 
-def _join_parts(cost: CostBuilder, local: Local) -> None:
+def _in_one(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
+    t, dtype, vocab = local.tokens, local.dtype, local.vocab(spec.vocab_size)
+    gather(cost, "lm_head", local, spec.hidden_size)
+    linear_cross_entropy(
+        cost, "lm_head.loss", tokens=t, hidden=spec.hidden_size, vocab=vocab, dtype=dtype
+    )
+    _join_parts(cost, local, _NUMBERS_IN_ONE)
+    cost.saved("targets", t * DTYPE_BYTES["int64"])
+    cost.saved("loss.lse", 2 * t * wide_bytes(dtype))
+
+
+def _join_parts(cost: CostBuilder, local: Local, numbers: int) -> None:
     """Adds what brings the ranks' log-sum-exps and the targets' logits together."""
-    nbytes = _NUMBERS_A_TOKEN * local.tokens * wide_bytes(local.dtype) * local.tp
+    nbytes = numbers * local.tokens * wide_bytes(local.dtype) * local.tp
     count = np.where(local.tp > 1, 1.0, 0.0)
     cost.comm("loss", Collective.ALL_GATHER, "tp", Phase.FORWARD, nbytes=nbytes, count=count)

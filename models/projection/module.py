@@ -86,3 +86,26 @@ class RowProjection(Projection):
             return super().forward(x)
         summed = self.tensor.scatter(linear(x, self.weight, None), self.name)
         return summed if self.bias is None else summed + self.bias
+
+
+class Head(ColumnProjection):
+    """The output head: logits, or the mean loss without them where it is given the targets."""
+
+    def __init__(
+        self,
+        hidden: int,
+        rows: int,
+        vocab: int,
+        tensor: TensorParallel,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(hidden, rows, tensor, "lm_head", dtype=dtype, device=device)
+        self.vocab = vocab
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Returns this rank's columns of the logits, or the mean nats a token."""
+        if targets is None:
+            return super().forward(x)
+        return self.tensor.linear_loss(x, self.weight, targets, self.vocab)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flopwright.kernels.linear_cross_entropy.cost import scratch_bytes
 from flopwright.kernels.rms_norm.cost import wide_bytes
 from flopwright.models.local import Local
 from flopwright.ops import Array, CostBuilder, ShardShape, TensorLife
@@ -79,9 +80,13 @@ def backward_moments(
 
 
 def _head(moments: _Moments, spec: ModelSpec) -> None:
-    """The loss turns the logits into probabilities; the head makes its weight's gradient."""
+    """The loss turns the logits into probabilities; the head makes its weight's gradient.
+
+    In one op both gradients are made together, with a part of the logits' gradient between.
+    """
     local, t = moments.local, moments.local.tokens
-    wide, logits = wide_bytes(local.dtype), t * local.vocab(spec.vocab_size)
+    wide, fused = wide_bytes(local.dtype), np.asarray(local.shape.fused_loss, float)
+    logits = t * local.vocab(spec.vocab_size) * (1 - fused)
     # Autograd fills a gradient of the log-sum-exp that nobody asked for; narrow logits are
     # widened beside their difference to it, wide ones get a column of -1 for the targets.
     unused = wide * t
@@ -91,7 +96,22 @@ def _head(moments: _Moments, spec: ModelSpec) -> None:
         moments.row("loss", logits + t, unused)
     weight = moments.weights * local.vocab(spec.vocab_size) * spec.hidden_size
     # The gradient of the logits stands where the logits were.
-    moments.row("lm_head", t * spec.hidden_size + weight, -wide * t)
+    together = 0.0
+    if fused.any():
+        together = fused * _head_in_one(local, spec)
+    moments.row("lm_head", t * spec.hidden_size + weight, together - wide * t * (1 - fused))
+
+
+def _head_in_one(local: Local, spec: ModelSpec) -> Array:
+    """Returns the bytes beside both gradients: a part of the logits', and sums in fp32.
+
+    Narrow inputs: the gradient of the states is summed wide, product by product.
+    """
+    t, wide = local.tokens, wide_bytes(local.dtype)
+    sums = 2 * wide - local.width if local.width < wide else 0
+    part = scratch_bytes(t, local.vocab(spec.vocab_size), local.dtype)
+    unused = 2 * wide * t  # the log-sum-exp's gradient, in two parts
+    return np.asarray(sums * t * spec.hidden_size + part + unused)
 
 
 def _feed_forward(moments: _Moments, spec: ModelSpec, width: int, prefix: str) -> None:

@@ -24,7 +24,7 @@ from flopwright.models.parallel import (
     WholeMatrices,
     WholeSequences,
 )
-from flopwright.models.projection.module import ColumnProjection, Projection
+from flopwright.models.projection.module import Head, Projection
 from flopwright.models.rotary import RotaryTable
 from flopwright.models.saving import layer_region, region
 from flopwright.models.transformer.init import init_weights_ as init_weights_
@@ -168,12 +168,16 @@ class Stage(nn.Module):
         """
         return self.tensor.loss(logits, targets, self.spec.vocab_size)
 
-    def head(self, x: Tensor) -> Tensor:
-        """Returns the logits [B, S, this rank's part of the vocabulary] of hidden states."""
+    def head(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Returns the logits [B, S, this rank's part of the vocabulary] of hidden states.
+
+        With targets [B, S] it returns the mean nats a token, and no logits ever stand whole.
+        """
         assert self.model.norm is not None
         assert self.lm_head is not None
-        logits: Tensor = self.lm_head(region("norm", self.model.norm, x))
-        return logits
+        normed = region("norm", self.model.norm, x)
+        out: Tensor = self.lm_head(normed) if targets is None else self.lm_head(normed, targets)
+        return out
 
     def make_cache(self, batch: int, capacity: int) -> KvCache:
         """Returns an empty cache of this stage's layers, in its dtype and on its device."""
@@ -182,13 +186,16 @@ class Stage(nn.Module):
             self.spec, self.layer_numbers, batch, capacity, dtype=like.dtype, device=like.device
         )
 
-    def forward(self, x: Tensor, cache: KvCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, cache: KvCache | None = None, targets: Tensor | None = None
+    ) -> Tensor:
         """Returns logits where the stage holds the head, otherwise hidden states.
 
         Args:
             x: tokens [B, S] int64 where it holds the embeddings, otherwise hidden states
                 [B, S', hidden].
             cache: of the positions before; x stands after them and is added. No gradients.
+            targets: [B, S] int64, for the loss in place of the logits (`head`).
         """
         start = 0 if cache is None else cache.advance(x.shape[1])
         if self.has_embedding:
@@ -196,7 +203,7 @@ class Stage(nn.Module):
         for place, (number, block) in enumerate(self.model.layers.items()):
             held = None if cache is None else cache.layers[int(number)]
             x = layer_region(place, block, x, held, start)
-        return self.head(x) if self.has_head else x
+        return self.head(x, targets) if self.has_head else x
 
 
 def _rotary(spec: ModelSpec, context: ContextParallel) -> RotaryTable | None:
@@ -278,9 +285,9 @@ class _Builder:
         norms = (self.norm(), self.norm())
         return Layer(self.attention(number, rotary), self.feed_forward(number), norms)
 
-    def head(self) -> Projection:
-        rows = self._own_vocabulary()
-        return ColumnProjection(self.spec.hidden_size, rows, self.tensor, "lm_head", **self.place)
+    def head(self) -> Head:
+        spec, rows = self.spec, self._own_vocabulary()
+        return Head(spec.hidden_size, rows, spec.vocab_size, self.tensor, **self.place)
 
 
 def build_stage(

@@ -229,6 +229,7 @@ FACETS: Final[dict[str, Facet]] = {
     "optimizer_offload": _on("optimizer_offload", "optimizer state in host memory"),
     "gradient_offload": _on("gradient_offload", "gradient shards in host memory"),
     "parameter_offload": _on("parameter_offload", "weight shards in host memory"),
+    "fused_loss": _on("fused_loss", "head and loss in one, without logits in memory"),
 }
 # What none of the frameworks' files has a field for.
-NOWHERE: Final = ("rope_scaling", "later_phases", "mixture")
+NOWHERE: Final = ("rope_scaling", "later_phases", "mixture", "fused_loss")

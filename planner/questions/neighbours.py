@@ -66,7 +66,7 @@ def _changes(scenario: Scenario, plan: ParallelPlan) -> Iterator[tuple[str, Chan
         yield f"zero_stage {zero}", {"zero_stage": zero}
     for policy in RECOMPUTES:
         yield f"recompute {policy}", {"recompute": policy}
-    for name in ("fp8_activations", "activation_offload", "optimizer_offload"):
+    for name in ("fp8_activations", "activation_offload", "optimizer_offload", "fused_loss"):
         on = not getattr(plan, name)
         yield f"{name} {'on' if on else 'off'}", {name: on}
     if plan.pp > 1 and plan.schedule in {"1f1b", "interleaved_1f1b"}:

@@ -189,6 +189,7 @@ def _operator(scenario: Scenario, plan: ParallelPlan, action: Action) -> str:
         tp=plan.tp,
         ep=plan.ep,
         cp=plan.cp,
+        fused_loss=plan.fused_loss,
         dtype=workload.precision.compute,
     )
     kinds: dict[str, int] = {}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flopwright.kernels.linear_cross_entropy.cost import PARTS
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.simulator.memory.in_flight import in_flight
@@ -111,7 +112,8 @@ def _logits(scenario: Scenario, plan: ParallelPlan, profile: MemoryProfile) -> f
     model = padded(scenario.model, plan.tp, profile.pad_vocab_to)
     tokens = plan.micro_batch_size * scenario.workload.seq_len / plan.cp
     cut = plan.tp if profile.cuts_logits else 1
-    return tokens * model.vocab_size / cut / profile.loss_chunks
+    chunks = max(profile.loss_chunks, PARTS if plan.fused_loss else 1)
+    return tokens * model.vocab_size / cut / chunks
 
 
 def _head_gradient(scenario: Scenario, plan: ParallelPlan, profile: MemoryProfile) -> float:

@@ -37,6 +37,7 @@ _FLAGS: Final = (
     "optimizer_offload",
     "gradient_offload",
     "parameter_offload",
+    "fused_loss",
     "sequence_parallel",
 )
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
@@ -72,7 +73,7 @@ class Candidates:
     Attributes:
         schedule, recompute, data_parallel, context_parallel: index into SCHEDULES, RECOMPUTES,
             DATA_PARALLELS, CONTEXTS.
-        fp8_activations, the offloads, sequence_parallel: 0 or 1.
+        fp8_activations, the offloads, fused_loss, sequence_parallel: 0 or 1.
         layout: index into `layouts`, -1 where layers are spread evenly.
         recompute_tags: index into `tag_lists`, -1 where a plan gives none.
         recompute_layers: -1 where a plan gives none.
@@ -103,6 +104,7 @@ class Candidates:
     recompute_layers: Ints
     gradient_offload: Ints
     parameter_offload: Ints
+    fused_loss: Ints
     layouts: tuple[tuple[int, ...], ...] = ()
     tag_lists: tuple[tuple[str, ...], ...] = ()
 

@@ -22,6 +22,7 @@ _AXES = (
     "etp",
     "sequence_parallel",
     "context_parallel",
+    "fused_loss",
 )
 
 
@@ -34,7 +35,7 @@ class ShardCombos:
     """The distinct shard shapes of the candidates; `index` maps back.
 
     Attributes:
-        sequence_parallel: 0 or 1; context_parallel: index into CONTEXTS.
+        sequence_parallel, fused_loss: 0 or 1; context_parallel: index into CONTEXTS.
         policies: the recompute policies that tables are made for.
     """
 
@@ -46,6 +47,7 @@ class ShardCombos:
     etp: Array = field(default_factory=_one)
     sequence_parallel: Array = field(default_factory=_one)
     context_parallel: Array = field(default_factory=lambda: np.zeros(1))
+    fused_loss: Array = field(default_factory=lambda: np.zeros(1))
     policies: tuple[Policy, ...] = STANDARD
 
     def __len__(self) -> int:
@@ -77,4 +79,5 @@ def shard_shape(scenario: Scenario, combos: ShardCombos, calibration: Calibratio
         attention_kernel=calibration.attention_kernel,
         pad_vocab_to=calibration.pad_vocab_to,
         expert_load=busiest_over_mean(scenario.model.moe, workload.expert_load, combos.ep),
+        fused_loss=combos.fused_loss > 0,
     )

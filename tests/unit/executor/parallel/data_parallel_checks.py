@@ -58,6 +58,7 @@ _TWINS: dict[tuple[str, int], dict[str, Tensor]] = {}
 TP2 = {"tp": 2}
 ZB_V = {"pp": 2, "vpp": 2, "schedule": "zb_v"}
 DP2, DP4, EP2 = {"dp_shard": 2}, {"dp_shard": 4}, {"ep": 2}
+FUSED = {"fused_loss": True}
 
 
 def _zero(stage: int) -> dict[str, Any]:
@@ -85,7 +86,7 @@ CASES: dict[int, dict[str, tuple[dict[str, Any], str]]] = {
         "fsdp2 zero3 cp": ({"cp": 2, **FSDP2, **_zero(3)}, "fp64"),
         "fsdp2 zero3 bf16": ({**DP2, **FSDP2, **_zero(3)}, "bf16"),
         "fsdp2 zero3 ep": ({**DP2, **FSDP2, **_zero(3), **EP2}, "fp64"),
-        "fsdp2 zero3 host": ({**DP2, **FSDP2, **_zero(3), **HOST3}, "fp64"),
+        "fsdp2 zero3 host": ({**DP2, **FSDP2, **_zero(3), **HOST3, **FUSED}, "fp64"),
         "deepspeed zero1": ({**DP2, **_zero(1)}, "fp32"),
         "deepspeed zero1 cp": ({"cp": 2, **_zero(1)}, "fp32"),
         "deepspeed zero1 ep": ({**DP2, **_zero(1), **EP2}, "fp32"),
@@ -99,7 +100,7 @@ CASES: dict[int, dict[str, tuple[dict[str, Any], str]]] = {
         "deepspeed zero2 ep host bf16": ({**DP2, **_zero(2), **HOST, **EP2}, "bf16"),
         "deepspeed zero3": ({**DP2, **_zero(3)}, "fp32"),
         "deepspeed zero3 bf16": ({**DP2, **_zero(3)}, "bf16"),
-        "deepspeed zero3 cp": ({"cp": 2, **_zero(3)}, "fp32"),
+        "deepspeed zero3 cp": ({"cp": 2, **_zero(3), **FUSED}, "fp32"),
         "deepspeed zero3 host": ({**DP2, **_zero(3), **HOST3}, "fp32"),
         "deepspeed zero3 host bf16": ({**DP2, **_zero(3), **HOST2}, "bf16"),
     },
@@ -234,6 +235,7 @@ class Trained:
                     ),
                     ActionKind.OPTIMIZER_STEP: lambda _: self._update(),
                 },
+                fused_loss=plan.fused_loss,
             ),
             groups=self.groups,
             timer=timer,

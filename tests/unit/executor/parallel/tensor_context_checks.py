@@ -104,6 +104,8 @@ PLANS: dict[int, dict[str, dict[str, Any]]] = {
         "k2 cp2 ep2": {"cp": 2, "ep": 2},
         "llama tp2": {"tp": 2, "micro_batch_size": 2},
         "llama tp2 whole": {"tp": 2, "sequence_parallel": False},
+        "llama tp2 fused": {"tp": 2, "micro_batch_size": 2, "fused_loss": True},
+        "mla tp2 whole fused": {"tp": 2, "sequence_parallel": False, "fused_loss": True},
         "llama cp2 ring": {"cp": 2},
         "llama cp2 all_gather": {"cp": 2, "context_parallel": "all_gather"},
         "llama cp2 ulysses": {"cp": 2, "context_parallel": "ulysses", "micro_batch_size": 2},
@@ -137,6 +139,7 @@ PLANS: dict[int, dict[str, dict[str, Any]]] = {
         "llama tp2 cp2 ring": {"tp": 2, "cp": 2},
         "llama tp2 cp2 ulysses": {"tp": 2, "cp": 2, "context_parallel": "ulysses"},
         "llama tp2 pp2 whole": {"tp": 2, "pp": 2, "sequence_parallel": False},
+        "k2 tp2 cp2 fused": {"tp": 2, "cp": 2, "ep": 2, "fused_loss": True},
         "llama tp2 dp2": {"tp": 2, "dp_shard": 2},
         "llama cp4 ring": {"cp": 4},
     },
@@ -194,7 +197,9 @@ def check(name: str, plan: ParallelPlan, registry: GroupRegistry) -> dict[str, A
         "sent": [f"{k}: {n}" for k, n in sent(events).items()],
         "priced": [f"{k}: {n}" for k, n in priced(spec, plan, groups, dtype).items()],
         # Last, because its forward pass counts loads too.
-        "kept": kept_bytes(chunks, sharing, batch_of(sharing, mine[0])) if plan.pp == 1 else 0,
+        "kept": kept_bytes(chunks, batch_of(sharing, mine[0]), fused=plan.fused_loss)
+        if plan.pp == 1
+        else 0,
         "kept_priced": priced_bytes(spec, shape_of(plan, dtype)) if plan.pp == 1 else 0,
     }
 
@@ -247,6 +252,7 @@ def runner_of(
             dtype=dtype,
             device=CPU,
             around=store,
+            fused_loss=plan.fused_loss,
             hooks={
                 ActionKind.REDUCE_GRADIENTS: lambda a: reduce(a.chunk, a.microbatch, a.bucket),
                 ActionKind.OPTIMIZER_STEP: lambda _: data_parallel.finish_gradients(),
@@ -328,7 +334,7 @@ def joined_again(
         yield torch.equal(joined_tensor(parameter.detach(), params[name], groups), whole)
 
 
-def kept_bytes(chunks: dict[int, Stage], sharing: Sharing, batch: MicroBatch) -> int:
+def kept_bytes(chunks: dict[int, Stage], batch: MicroBatch, *, fused: bool) -> int:
     """Returns the bytes of storages saved for the backward pass of a micro-batch, each once."""
     (stage,) = chunks.values()
     seen: dict[int, int] = {}
@@ -339,7 +345,10 @@ def kept_bytes(chunks: dict[int, Stage], sharing: Sharing, batch: MicroBatch) ->
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        value = stage.loss(stage(batch.tokens), batch.targets)
+        if fused:
+            value = stage(batch.tokens, targets=batch.targets)
+        else:
+            value = stage.loss(stage(batch.tokens), batch.targets)
     for tensor in (*stage.parameters(), *stage.buffers(), *stage.constants()):
         seen.pop(tensor.untyped_storage()._cdata, None)
     del value
@@ -358,6 +367,7 @@ def shape_of(plan: ParallelPlan, dtype: torch.dtype) -> ShardShape:
         micro_batch_size=plan.micro_batch_size, seq_len=SEQ, tp=plan.tp, ep=plan.ep, cp=plan.cp,
         dtype={t: n for n, t in NARROW.items()}.get(dtype, "fp64"), etp=plan.etp,
         sequence_parallel=plan.sequence_parallel, ulysses=plan.context_parallel == "ulysses",
+        fused_loss=plan.fused_loss,
     )  # fmt: skip
 
 

@@ -111,6 +111,7 @@ PARALLEL: Final[dict[str, list[dict[str, Any]]]] = {
     "recompute_layers": [{"recompute_layers": 2}],
     "gradient_offload": [{"gradient_offload": True, "zero_stage": 2, "optimizer_offload": True}],
     "parameter_offload": [{"parameter_offload": True}],
+    "fused_loss": [{"fused_loss": True}],
 }
 # Beside what each change stands: the same without the field, so that it alone differs.
 NEUTRAL: Final[dict[str, Any]] = {

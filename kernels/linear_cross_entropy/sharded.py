@@ -1,0 +1,40 @@
+"""Head and cross-entropy over a part of the vocabulary, and how the parts are joined.
+
+N tokens; the part's first column is number `first` of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flopwright.kernels.linear_cross_entropy.op import gradients, statistics
+
+
+def part_terms(x: Tensor, weight: Tensor, targets: Tensor, first: int) -> Tensor:
+    """Returns [3, N], at least fp32: the largest logit, the logarithm of the sum of
+    e^(logit - it), and the target's logit or 0 where it is in another part.
+
+    Args:
+        x: [N, hidden]; weight: [part, hidden]; targets: [N] int64 over the whole vocabulary.
+    """
+    lse, chosen = statistics(x, weight, targets - first)
+    return torch.stack((*lse, chosen))
+
+
+def joined(terms: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (log-sum-exp in two parts [2, N], the target's logit [N]) of terms [3, parts, N]."""
+    level = terms[0].amax(0)
+    log_sum = (terms[0] - level + terms[1]).logsumexp(0)
+    return torch.stack((level, log_sum)), terms[2].sum(0)
+
+
+def part_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, targets: Tensor, lse: Tensor, first: int
+) -> tuple[Tensor, Tensor]:
+    """Returns the part's summand of the gradient of x, and the gradient of its weight.
+
+    Args:
+        grad: that of the mean, shape (); lse: [2, N] of the whole vocabulary.
+    """
+    return gradients(grad, x, weight, targets - first, lse)
