@@ -6,7 +6,9 @@ the same launch. Every plan is then predicted from the probe alone (operators, c
 reference steps of two layers under data parallelism), and those that were not among the five
 from the calibration learnt from these five. The five are marked before anything runs; what
 other, random draws of five give is in `draws`. `memory_max_error` is over plans and memory
-classes, before calibration; `memory_max_error_even` leaves out plans with expert parallelism,
+classes, predicted before the run with even routing; `memory_max_error_given_routing` is the same
+predicted from the rows that experts got in the run (nobody knows them before), and
+`memory_max_error_even` leaves out plans with expert parallelism,
 whose fullest rank holds more tokens than the mean.
 """
 
@@ -39,13 +41,13 @@ from flopwright.executor.launch.request import (
 )
 from flopwright.executor.measure.fingerprint import processor_name
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.report.compare import Comparison, compare
+from flopwright.report.compare import ClassComparison, Comparison, compare, memory_comparisons
 from flopwright.report.metrics import Measurement
 from flopwright.report.probe import ProbeReport
 from flopwright.simulator.calibration.fit_probe import fit_probe
 from flopwright.simulator.calibration.fit_runs import fit_runs
 from flopwright.simulator.calibration.model import Calibration
-from flopwright.simulator.calibration.repredict import predict_measurement
+from flopwright.simulator.calibration.repredict import memory_as_routed, predict_measurement
 from flopwright.spec.load import load_scenario, make_plan_file
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.yaml_lines import read_yaml
@@ -149,12 +151,20 @@ def covered(comparisons: Mapping[str, Comparison], names: Sequence[str]) -> floa
     return statistics.mean(float(bool(comparisons[n].metrics[0].in_interval)) for n in names)
 
 
-def memory_errors(comparison: Comparison) -> dict[str, float]:
+def memory_errors(classes: Sequence[ClassComparison]) -> dict[str, float]:
     """Returns |predicted / measured - 1| by memory class of the fullest stage."""
     return {
         c.name: abs(c.predicted / c.measured - 1) if c.measured else float(c.predicted > 0)
-        for c in comparison.memory_classes
+        for c in classes
     }
+
+
+def routed_memory(
+    calibration: Calibration, measurement: Measurement
+) -> tuple[ClassComparison, ...]:
+    """Returns the memory classes, predicted from the rows that experts got in the run."""
+    stages = memory_as_routed(calibration, measurement)
+    return memory_comparisons(stages, measurement.metrics)
 
 
 def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
@@ -168,7 +178,8 @@ def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
     learnt = [m for m in plans if m.plan_name in marked]
     after = compared(fit_runs(base, learnt, predict_measurement), plans)
     held = [n for n in names if n not in marked]
-    memory = {n: memory_errors(before[n]) for n in names}
+    memory = {n: memory_errors(before[n].memory_classes) for n in names}
+    routed = {m.plan_name: memory_errors(routed_memory(base, m)) for m in plans}
     floor = runs[0].noise_floor
     return {
         "probe_only_median_error": _median_error(before, names),
@@ -176,6 +187,7 @@ def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
         "interval80_coverage": covered(after, held),
         "probe_only_coverage": covered(before, names),
         "memory_max_error": _largest(memory, names),
+        "memory_max_error_given_routing": _largest(routed, names),
         "memory_max_error_even": _largest(memory, [n for n in names if "ep" not in _kinds(n)]),
         "noise_floor": floor,
         "date": probe.created,
@@ -201,6 +213,8 @@ def report_of(world: int, folder: Path, draws: int) -> dict[str, Any]:
                 "calibrated_error": step_error(after[m.plan_name]),
                 "inside": after[m.plan_name].metrics[0].in_interval,
                 "memory_error": max(memory[m.plan_name].values(), default=0.0),
+                "memory_error_given_routing": max(routed[m.plan_name].values(), default=0.0),
+                "expert_rows": max(m.expert_rows, default=1.0),
             }
             for m in plans
         },
@@ -291,7 +305,10 @@ def verdicts(world: int, report: Mapping[str, Any]) -> list[str]:
         ("probe alone, median step error", report["probe_only_median_error"], 0.20, "asked for"),
         ("learnt from five, median error of the others", report["calibrated_median_error"],
          bound, why),
-        ("tensor memory by class, largest error", report["memory_max_error"], 0.01, "asked for"),
+        ("tensor memory by class given the rows that experts got, largest error",
+         report["memory_max_error_given_routing"], 0.01, "asked for"),
+        ("the same before the run, with even routing", report["memory_max_error"], 0.01,
+         "asked for"),
         ("the same without expert parallelism", report["memory_max_error_even"], 0.01,
          "asked for"),
     ]  # fmt: skip

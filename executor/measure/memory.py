@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from flopwright.executor.measure.expert_rows import ExpertRows, announcing
 from flopwright.kernels.gradients import observing
 
 
@@ -25,11 +26,14 @@ class SavedBytes:
     Attributes:
         excluded: addresses of storages that are not activations (parameters, buffers). With
             any, no parameter is one: addresses of gathered weights come and go.
+        rows: of experts; `peak_rows` is their share of even rows when the peak was reached.
     """
 
     excluded: frozenset[int]
     live_bytes: int = 0
     peak_bytes: int = 0
+    rows: ExpertRows = field(default_factory=ExpertRows)
+    peak_rows: float = 1.0
     _uses: dict[int, int] = field(default_factory=dict)
 
     def keep(self, tensor: Tensor) -> _Kept:
@@ -42,7 +46,9 @@ class SavedBytes:
         self._uses[address] = uses + 1
         if uses == 0:
             self.live_bytes += nbytes
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            self.rows.keep(address)
+            if self.live_bytes > self.peak_bytes:
+                self.peak_bytes, self.peak_rows = self.live_bytes, self.rows.share()
         return _Kept(tensor, self, address, nbytes)
 
     def release(self, address: int, nbytes: int) -> None:
@@ -51,6 +57,7 @@ class SavedBytes:
         if self._uses[address] == 0:
             del self._uses[address]
             self.live_bytes -= nbytes
+            self.rows.release(address)
 
 
 class _Kept:
@@ -72,9 +79,10 @@ class _Kept:
 @contextmanager
 def saved_bytes(modules: Iterable[nn.Module]) -> Iterator[SavedBytes]:
     """Meters what autograd saves inside, the modules' parameters and buffers left out."""
-    meter = SavedBytes(frozenset(_addresses(modules)))
+    chosen = tuple(modules)
+    meter = SavedBytes(frozenset(_addresses(chosen)))
     hooks = torch.autograd.graph.saved_tensors_hooks(meter.keep, lambda kept: kept.tensor)
-    with hooks, observing(meter.keep):
+    with hooks, observing(meter.keep), announcing(chosen, meter.rows):
         yield meter
 
 

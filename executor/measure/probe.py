@@ -27,6 +27,7 @@ from flopwright.executor.measure.probe_operators import (
     optimizer_part,
     shape_text,
 )
+from flopwright.executor.measure.probe_overlap import overlap_units
 from flopwright.executor.measure.probe_storage import storage_points
 from flopwright.executor.measure.probe_timing import Clock, Ranks
 from flopwright.executor.measure.probe_units import Journal, Say, Unit, run_units
@@ -35,7 +36,8 @@ from flopwright.report.metrics import Fingerprint
 from flopwright.report.probe import ProbePart, ProbeReport
 
 # Shares of the time budget.
-_COLLECTIVE_SHARE: Final = 0.35
+_COLLECTIVE_SHARE: Final = 0.32
+_OVERLAP_SHARE: Final = 0.03
 _OPTIMIZER_SHARE: Final = 0.05
 _STEP_SHARE: Final = 0.3
 
@@ -140,7 +142,7 @@ class _Units:
     def listed(self, cases: Sequence[ProbeCase]) -> list[Unit]:
         """Returns the units in the order they are measured: what is essential first."""
         ranks, clock, numel = self.ranks, self.clock, OPTIMIZER_NUMEL
-        collective = _COLLECTIVE_SHARE if ranks.size > 1 else 0.0
+        collective, beside = (_COLLECTIVE_SHARE, _OVERLAP_SHARE) if ranks.size > 1 else (0.0, 0.0)
         units = [
             Unit("floor", "host floor", lambda _: host_floor(clock, ranks), 0.0, again=False),
             *(
@@ -149,12 +151,13 @@ class _Units:
                 for n in numel
             ),
         ]  # fmt: skip
-        share = (1 - _OPTIMIZER_SHARE) * (1 - collective) / max(len(cases), 1)
+        share = (1 - _OPTIMIZER_SHARE) * (1 - collective - beside) / max(len(cases), 1)
         needed = [c for c in cases if c.essential]
         units += [self._case(c, share) for c in needed]
         if ranks.size > 1:
             whole = (1 - _OPTIMIZER_SHARE) * collective
             units += collective_units(ranks, self.options.collective_sizes, whole)
+            units += overlap_units(ranks, (1 - _OPTIMIZER_SHARE) * _OVERLAP_SHARE)
             units.append(Unit("links", "links", lambda _: link_points(ranks), 0.0, again=False))
         folder = self.options.storage
         if folder is not None:
@@ -202,6 +205,7 @@ def _report(
         host_floor_s=floors[0] if floors else 0.0,
         operators=tuple(o for p in parts for o in p.operators),
         collectives=tuple(c for p in parts for c in p.collectives),
+        overlaps=tuple(o for p in parts for o in p.overlaps),
         steps=tuple(s for p in parts for s in p.steps),
         nodes=ranks.size // ranks_per_node(ranks.size),
         storage=tuple(s for p in parts for s in p.storage),

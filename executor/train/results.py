@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,12 +48,29 @@ def launch_noise_floor(request: RunRequest, times_s: Sequence[float]) -> float |
     return max(floors, default=None)
 
 
-def gather_memory(trial: Trial) -> tuple[dict[str, int], ...]:
-    """Returns the bytes by class of each stage's fullest rank; collective over all ranks."""
-    stage = trial.groups.coordinates["pp"]
-    mine = json.dumps([stage, trial.memory]).encode()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMemory:
+    """What ranks held in the metered step.
+
+    Attributes:
+        by_stage: bytes by class of each stage's fullest rank.
+        expert_rows: by rank, rows at its experts over what even routing gives; empty where
+            no experts stand on other ranks.
+    """
+
+    by_stage: tuple[dict[str, int], ...]
+    expert_rows: tuple[float, ...]
+
+
+def gather_memory(trial: Trial) -> HeldMemory:
+    """Returns what all ranks held; collective over all ranks."""
+    plan, stage = trial.plan, trial.groups.coordinates["pp"]
+    mine = json.dumps([stage, trial.memory, trial.expert_rows]).encode()
     ranks = [json.loads(d) for d in gather_bytes(mine, trial.groups.world, trial.device)]
-    return fullest_by_stage([(int(s), classes) for s, classes in ranks], trial.plan.pp)
+    return HeldMemory(
+        by_stage=fullest_by_stage([(int(s), classes) for s, classes, _ in ranks], plan.pp),
+        expert_rows=tuple(float(rows) for *_, rows in ranks) if plan.ep * plan.etp > 1 else (),
+    )
 
 
 def time_by_class(
@@ -82,7 +99,7 @@ def make_measurement(
     request: RunRequest,
     history: History,
     times: StepTimes,
-    memory_bytes: tuple[dict[str, int], ...],
+    memory: HeldMemory,
     held_out: float | None,
     floor: float | None,
 ) -> Measurement:
@@ -91,7 +108,7 @@ def make_measurement(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "plan_name": trial.entry.name,
         "plan": trial.entry.plan.to_data(),
-        "metrics": _metrics(trial, history, times, memory_bytes),
+        "metrics": _metrics(trial, history, times, memory.by_stage),
         "step_time_p10_s": times.p10_s,
         "step_time_p90_s": times.p90_s,
         "step_time_samples_s": times.samples_s,
@@ -103,6 +120,7 @@ def make_measurement(
         "mismatch": request.mismatch,
         "ranks": rank_metrics(history.traces, trial.mesh),
         "links": link_times(history.traces, trial.mesh),
+        "expert_rows": memory.expert_rows,
     }
     unnamed = Measurement(id="", **body)
     digest = hashlib.sha256(unnamed.model_dump_json().encode()).hexdigest()

@@ -73,6 +73,8 @@ class Trial:
 
     Attributes:
         chunks: this rank's part of the model by pipeline chunk, in model order.
+        memory: bytes by class of the metered step; expert_rows: rows at this rank's experts
+            over what even routing gives, when it held most (executor/measure/expert_rows.py).
     """
 
     entry: RunEntry
@@ -90,6 +92,7 @@ class Trial:
     activations: ActivationStore = field(init=False)
     qk_clip: QkClip | None = field(init=False, default=None)
     memory: dict[str, int] = field(default_factory=dict)
+    expert_rows: float = 1.0
     current_step: int = 0
     _norm: Tensor = field(default_factory=lambda: torch.zeros(()))
     _loads: dict[int, Tensor] = field(default_factory=dict)
@@ -165,7 +168,8 @@ class Trial:
 
         Args:
             step: fixes the data and the learning rate.
-            meter_memory: count tensor bytes by class into `memory`; the step is then slower.
+            meter_memory: count tensor bytes by class into `memory`, and experts' rows; the
+                step is then slower.
             kineto: where to write this rank's Kineto trace of the step, which is slower too.
         """
         self.current_step = step
@@ -180,6 +184,7 @@ class Trial:
             trace = self.timer.finish_step()
         if meter is not None:
             self.memory = self._memory_by_class(meter, allocated)
+            self.expert_rows = meter.peak_rows
         return StepRecord(
             step=step,
             loss=loss_mean,

@@ -132,13 +132,13 @@ def _finish(
     for i, trial in enumerate(trials):
         with watch.waiting(f"the held-out loss of plan '{trial.entry.name}'", trial.groups.world):
             held_out = held_out_loss(trial, request.held_out_sequences)
-            memory_bytes = gather_memory(trial)
+            memory = gather_memory(trial)
         if request.checkpoints:
             steps = _same_everywhere(len(histories[i].losses), trial)
             save_checkpoint(trial, out_dir, out_dir / DATA_DIR, steps)
         if first:
             measurement = make_measurement(
-                trial, request, histories[i], times[i], memory_bytes, held_out, floor
+                trial, request, histories[i], times[i], memory, held_out, floor
             )
             write_measurement(out_dir, measurement, histories[i])
     dist.barrier()

@@ -75,6 +75,8 @@ class Comparison(Spec):
         time_classes: their shares sum to the signed error of step_time_s.
         memory_classes: of the fullest stage; "reserved" left out, which only the
             measurement's allocator knows.
+        routed_memory: the same, predicted from the rows that experts got in the run; empty
+            where they were even, or not counted.
         worst: what to look at first; None where neither side has classes.
         findings: all that stands out of the noise, the largest effect first.
         split: cost and structure error of the step time; None where nobody replayed it.
@@ -91,6 +93,7 @@ class Comparison(Spec):
     metrics: tuple[MetricComparison, ...]
     time_classes: tuple[ClassComparison, ...]
     memory_classes: tuple[ClassComparison, ...]
+    routed_memory: tuple[ClassComparison, ...] = ()
     worst: Finding | None = None
     findings: tuple[Finding, ...] = ()
     split: ErrorSplit | None = None
@@ -124,16 +127,7 @@ def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
         else ()  # only the whole step was timed
     )
     tensor_bytes = measured.tensor_memory_bytes()
-    memory_classes = (
-        _classes(
-            _fullest_stage(predicted, measured),
-            _fullest_stage(measured, measured),
-            MEMORY_CLASSES,
-            whole=tensor_bytes,
-        )
-        if tensor_bytes
-        else ()
-    )
+    memory_classes = memory_comparisons(predicted.memory_bytes, measured)
     causes = class_causes(predicted, measured, measurement.noise_floor or 0.0)
     findings = ordered(causes, measured.step_time_s, [tensor_bytes], None)
     return Comparison(
@@ -148,6 +142,27 @@ def compare(prediction: Prediction, measurement: Measurement) -> Comparison:
         worst=findings[0] if findings else largest(time_classes, memory_classes),
         findings=findings,
         noise_floor=measurement.noise_floor,
+    )
+
+
+def memory_comparisons(
+    predicted: Sequence[Mapping[str, int]], measured: StepMetrics
+) -> tuple[ClassComparison, ...]:
+    """Returns the memory classes of the stage that is measured fullest; () of no measured one.
+
+    Args:
+        predicted: bytes by class of each stage; classes that were not counted are left out.
+    """
+    whole = measured.tensor_memory_bytes()
+    if not whole:
+        return ()
+    counted = {name for stage in measured.memory_bytes for name in stage}
+    stages = [{k: v for k, v in stage.items() if k in counted} for stage in predicted]
+    return _classes(
+        _fullest_stage(stages, measured.memory_bytes),
+        _fullest_stage(measured.memory_bytes, measured.memory_bytes),
+        MEMORY_CLASSES,
+        whole=whole,
     )
 
 
@@ -207,16 +222,18 @@ def _tensors(stage: Mapping[str, int]) -> dict[str, float]:
     return {k: float(v) for k, v in stage.items() if k != "reserved"}
 
 
-def _fullest_stage(of: StepMetrics, by: StepMetrics) -> dict[str, float]:
+def _fullest_stage(
+    of: Sequence[Mapping[str, int]], by: Sequence[Mapping[str, int]]
+) -> dict[str, float]:
     """Returns the classes of `of` at the stage that is fullest in `by`.
 
     Where the two count stages differently, each has its own fullest stage.
     """
-    if not of.memory_bytes:
+    if not of:
         return {}
-    chooser = by if len(by.memory_bytes) == len(of.memory_bytes) else of
-    sizes = [sum(_tensors(s).values()) for s in chooser.memory_bytes]
-    return _tensors(of.memory_bytes[sizes.index(max(sizes))])
+    chooser = by if len(by) == len(of) else of
+    sizes = [sum(_tensors(s).values()) for s in chooser]
+    return _tensors(of[sizes.index(max(sizes))])
 
 
 def _classes(
@@ -254,7 +271,8 @@ def class_causes(predicted: StepMetrics, measured: StepMetrics, noise: float) ->
         if p > 0 or m > 0
     ]  # fmt: skip
     if measured.memory_bytes:
-        mine, theirs = _fullest_stage(predicted, measured), _fullest_stage(measured, measured)
+        held = measured.memory_bytes
+        mine, theirs = _fullest_stage(predicted.memory_bytes, held), _fullest_stage(held, held)
         seen += memory_seen([mine], [theirs])
     return name_causes(seen, class_suspects(seen))
 

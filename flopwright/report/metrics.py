@@ -224,9 +224,11 @@ class Measurement(Grown):
         losses: training loss by step (nats a token), all steps.
         ranks, links: each rank's busy seconds and each link's; empty where only the whole step
             was timed.
+        expert_rows: by rank, rows that its experts held when it held most bytes, over what even
+            routing gives each; empty where no experts stand on other ranks.
     """
 
-    later_fields: ClassVar[tuple[str, ...]] = ("ranks", "links")
+    later_fields: ClassVar[tuple[str, ...]] = ("ranks", "links", "expert_rows")
 
     kind: Literal["measurement"] = "measurement"
     id: str
@@ -245,3 +247,4 @@ class Measurement(Grown):
     mismatch: tuple[str, ...] = ()
     ranks: tuple[RankMetrics, ...] = ()
     links: tuple[LinkTime, ...] = ()
+    expert_rows: tuple[NonNegativeFloat, ...] = ()

@@ -88,6 +88,28 @@ class RankSpeed(Spec):
     slowdown: PositiveFloat
 
 
+class OverlapPoint(Spec):
+    """A collective of `nbytes` between all ranks beside products that take longer than it.
+
+    Attributes:
+        comm_s, compute_s: seconds of each alone; both_s: of both at the same time.
+    """
+
+    collective: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    ranks: PositiveInt
+    nbytes: PositiveFloat
+    comm_s: PositiveFloat
+    compute_s: PositiveFloat
+    both_s: PositiveFloat
+    repeats: int = 0
+
+    @property
+    def slowdown(self) -> float:
+        """Seconds that compute loses for every second of traffic beside it: 0 none, 1 all."""
+        hidden_s = min(self.comm_s, self.compute_s)
+        return max(0.0, self.both_s - max(self.comm_s, self.compute_s)) / hidden_s
+
+
 class ProbePart(Spec):
     """What one unit of a probe found.
 
@@ -98,6 +120,7 @@ class ProbePart(Spec):
     host_floor_s: NonNegativeFloat | None = None
     operators: tuple[OperatorPoint, ...] = ()
     collectives: tuple[CollectivePoint, ...] = ()
+    overlaps: tuple[OverlapPoint, ...] = ()
     storage: tuple[StoragePoint, ...] = ()
     links: tuple[LinkPoint, ...] = ()
     ranks: tuple[RankSpeed, ...] = ()
@@ -117,6 +140,7 @@ class ProbeReport(Spec):
         device_memory_bytes: memory of one rank's GPU; None where ranks share the host's.
         nodes: nodes that the ranks stand on, equally many on each.
         steps: reference steps: models cut down to a few layers, trained the plain way.
+        overlaps: collectives beside compute; empty in reports of old.
     """
 
     kind: Literal["probe"] = "probe"
@@ -126,6 +150,7 @@ class ProbeReport(Spec):
     host_floor_s: NonNegativeFloat
     operators: tuple[OperatorPoint, ...]
     collectives: tuple[CollectivePoint, ...] = ()
+    overlaps: tuple[OverlapPoint, ...] = ()
     steps: tuple[Measurement, ...] = ()
     nodes: PositiveInt = 1
     storage: tuple[StoragePoint, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from flopwright.report.metrics import Measurement, Prediction
-from flopwright.simulator.calibration.class_fit import PHASE_OF, PHASES
+from flopwright.simulator.calibration.evidence import PHASE_OF, PHASES
 from flopwright.simulator.calibration.model import Calibration
 
 _TRIED_S = 1e-4

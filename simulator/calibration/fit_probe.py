@@ -22,6 +22,7 @@ from flopwright.report.drift import hardware_id
 from flopwright.report.probe import CollectivePoint, OperatorPoint, ProbeReport
 from flopwright.simulator.calibration.class_fit import CALL_S
 from flopwright.simulator.calibration.fit_curves import fit_collective, fit_operator
+from flopwright.simulator.calibration.fit_overlap import overlap_slowdowns
 from flopwright.simulator.calibration.fit_runs import learn
 from flopwright.simulator.calibration.identity import with_id
 from flopwright.simulator.calibration.model import Calibration, CollectiveCurve, EfficiencyCurve
@@ -128,6 +129,7 @@ def _curves_alone(
         host_floor_s=probe.host_floor_s,
         step_residual_log=UNSEEN_STEP_LOG,
         contended_ranks=where.world_size,
+        overlap_slowdown=overlap_slowdowns(probe.overlaps),
     )
 
 
@@ -139,7 +141,7 @@ def _with_steps(calibration: Calibration, probe: ProbeReport) -> Calibration:
     # A GPU runs behind the program that launches its work: calls are a CPU's.
     calls = {} if steps[0].fingerprint.gpu else CALL_S | _sync_s(probe)
     start = calibration.model_copy(update={"call_s": calls})
-    learnt, _ = learn(start, steps, predict_measurement)
+    learnt = learn(start, steps, predict_measurement).calibration
     return learnt.model_copy(update={"step_residual_log": UNSEEN_PLAN_LOG})
 
 

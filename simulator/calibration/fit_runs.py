@@ -15,15 +15,16 @@ factors found until those stand still, because what a factor does to waiting and
 the simulator's business.
 
 Waiting for a partner that is late belongs to no class, but to the step: one number scales
-them all. Where much of a step was waited, its classes say less, and the step decides. How
-whole steps scatter around the fit, with a prior, is the floor of a prediction's interval.
+them all. Where much of a step was waited, its classes say less, and the step decides.
+How wide intervals are is judged on plans that a fit has not seen (cross_validation.py).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -36,19 +37,19 @@ from flopwright.simulator.calibration.calls import calls_of
 from flopwright.simulator.calibration.class_fit import (
     RUN_DOF,
     ClassPrior,
-    evidence_of,
+    Learnt,
     learn_classes,
     named,
 )
+from flopwright.simulator.calibration.cross_validation import widths
+from flopwright.simulator.calibration.evidence import Evidence, evidence_of
 from flopwright.simulator.calibration.identity import with_id
-from flopwright.simulator.calibration.least_squares import Array, Prior, robust_fit
+from flopwright.simulator.calibration.memory_fit import memory_factors
 from flopwright.simulator.calibration.model import Calibration
 
 Predict = Callable[[Calibration, Measurement], Prediction]
 
 _ROUNDS: Final = 6
-_MEMORY_STD: Final = 0.1
-_MEMORY_NOISE: Final = 0.02
 # What other versions of the software may change of a factor (log), the hardware being the same.
 OTHER_SOFTWARE_LOG: Final = 0.2
 
@@ -114,15 +115,24 @@ def _finished(
     measurements: Sequence[Measurement],
     predict: Predict,
 ) -> Calibration:
-    current, comparisons = learn(start, measurements, predict)
+    taught = learn(start, measurements, predict)
     where = measurements[0].fingerprint
-    learnt = current.model_copy(
+    log_std, scatter = widths(
+        taught.learnt,
+        taught.evidence,
+        taught.priced_with,
+        taught.prior,
+        [_what_ran(m) for m in measurements],
+    )
+    learnt = taught.calibration.model_copy(
         update={
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "source": f"{start.source}; factors of {len(measurements)} runs",
             "stack_id": where.stack_id(),
             "hardware_id": hardware_id(where),
-            "memory_factors": _memory_factors(comparisons),
+            "factor_log_std": named(log_std),
+            "step_residual_log": scatter,
+            "memory_factors": memory_factors(start, measurements, taught.comparisons),
             "measurements": tuple(sorted(m.id for m in measurements)),
             "base": base.id,
             "probe_factors": start.factors,
@@ -132,6 +142,14 @@ def _finished(
         }
     )
     return with_id(learnt, "cal")
+
+
+def _what_ran(measurement: Measurement) -> str:
+    """Returns what runs of one plan share, whatever they were called."""
+    plan = measurement.plan
+    if not plan:
+        return measurement.plan_name
+    return json.dumps([plan.get("scenario_hash"), plan.get("parallel")], sort_keys=True)
 
 
 def _for_stack(calibration: Calibration, measurement: Measurement) -> Calibration:
@@ -170,10 +188,26 @@ def before_runs(calibration: Calibration) -> Calibration:
     )
 
 
-def learn(
-    start: Calibration, measurements: Sequence[Measurement], predict: Predict
-) -> tuple[Calibration, list[Comparison]]:
-    """Returns the calibration with new factors, calls and scatter, and the last comparisons.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """What runs taught.
+
+    Attributes:
+        calibration: with new factors, calls and scatter.
+        comparisons: the last ones; `evidence` is theirs, and `priced_with` made them.
+        learnt, prior: the last fit, and what it began with.
+    """
+
+    calibration: Calibration
+    comparisons: tuple[Comparison, ...]
+    evidence: Evidence
+    priced_with: Calibration
+    learnt: Learnt
+    prior: ClassPrior
+
+
+def learn(start: Calibration, measurements: Sequence[Measurement], predict: Predict) -> Taught:
+    """Returns what the measurements teach.
 
     Args:
         start: its factors and calls, with their deviations, are the prior.
@@ -182,8 +216,10 @@ def learn(
     calls = calls_of(start, measurements, predict)
     current = start
     for _ in range(_ROUNDS):
-        comparisons = [compare(predict(current, m), m) for m in measurements]
-        learnt = learn_classes(evidence_of(comparisons, current, calls), current, prior)
+        priced_with = current
+        comparisons = tuple(compare(predict(current, m), m) for m in measurements)
+        evidence = evidence_of(comparisons, current, calls)
+        learnt = learn_classes(evidence, current, prior)
         factors = named(np.exp(learnt.log_mean))
         moved = [abs(np.log(f / current.factors.get(c, 1.0))) for c, f in factors.items()]
         current = current.model_copy(
@@ -199,7 +235,14 @@ def learn(
         )
         if max(moved) < 1e-3:
             break
-    return current, comparisons
+    return Taught(
+        calibration=current,
+        comparisons=comparisons,
+        evidence=evidence,
+        priced_with=priced_with,
+        learnt=learnt,
+        prior=prior,
+    )
 
 
 def check_stack(calibration: Calibration, measurements: Sequence[Measurement]) -> str:
@@ -236,30 +279,3 @@ def check_stack(calibration: Calibration, measurements: Sequence[Measurement]) -
             )
         )
     return stack
-
-
-def _memory_factors(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    """Returns measured / predicted bytes of each memory class, drawn toward 1."""
-    ratios: dict[str, list[float]] = {}
-    for comparison in comparisons:
-        for item in comparison.memory_classes:
-            # A class of a hundredth of the memory says nothing about its factor.
-            if min(item.predicted, item.measured) > 0.01 * sum(
-                c.measured for c in comparison.memory_classes
-            ):
-                ratios.setdefault(item.name, []).append(np.log(item.measured / item.predicted))
-    factors = {}
-    for name, found in sorted(ratios.items()):
-        logs = np.array(found)
-        fit = robust_fit(
-            partial(_offsets, logs),
-            np.zeros(1),
-            Prior(np.zeros(1), np.full(1, _MEMORY_STD)),
-            np.full(len(logs), _MEMORY_NOISE),
-        )
-        factors[name] = float(np.exp(fit.params[0]))
-    return factors
-
-
-def _offsets(logs: Array, params: Array) -> Array:
-    return np.asarray(params[0] - logs)

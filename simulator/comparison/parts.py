@@ -98,3 +98,8 @@ def _messages(costs: PipelineCosts, plan: ParallelPlan, m: int) -> dict[tuple[in
             for way in ((here, there), (there, here)):
                 out[way] = out.get(way, 0.0) + m * float(send_s[chunk])
     return out
+
+
+def stage_of_rank(plan: ParallelPlan, rank: int) -> int:
+    """Returns the pipeline stage that a rank belongs to."""
+    return rank // (plan.dp * plan.cp * plan.tp)

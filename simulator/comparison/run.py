@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flopwright.plan.file import PlanFile
-from flopwright.report.compare import Comparison, compare, largest, tensors_by_stage
+from flopwright.report.compare import (
+    ClassComparison,
+    Comparison,
+    compare,
+    largest,
+    memory_comparisons,
+    tensors_by_stage,
+)
 from flopwright.report.compare_report import ComparedRun
 from flopwright.report.findings import KernelRow, LinkRow, RankRow, ordered
-from flopwright.report.metrics import Measurement
+from flopwright.report.metrics import Measurement, Prediction
 from flopwright.report.trace import TraceEvent
 from flopwright.simulator.calibration.model import Calibration
-from flopwright.simulator.calibration.repredict import plan_of, predict_measurement
+from flopwright.simulator.calibration.repredict import (
+    memory_as_routed,
+    plan_of,
+    predict_measurement,
+)
+from flopwright.simulator.comparison.kernel_suspects import comparable_kernels
 from flopwright.simulator.comparison.parts import COMPUTE, Parts, predicted_parts
 from flopwright.simulator.comparison.split import split_error
-from flopwright.simulator.comparison.suspects import causes_of, comparable_kernels, predicted_link
+from flopwright.simulator.comparison.suspects import causes_of, predicted_link
 
 
 def compared(
@@ -28,18 +40,16 @@ def compared(
     plan = plan_of(measurement)
     prediction = predict_measurement(calibration, measurement)
     plain = compare(prediction, measurement)
-    told_apart = bool(trace or measurement.metrics.time_s) or any(
-        r.time_s for r in measurement.ranks
-    )
-    split = (
-        split_error(plan.scenario, plan.parallel, calibration, prediction, measurement, trace)
-        if told_apart
-        else None
-    )
+    split = None
+    if trace or measurement.metrics.time_s or any(r.time_s for r in measurement.ranks):
+        split = split_error(
+            plan.scenario, plan.parallel, calibration, prediction, measurement, trace
+        )
+    given = _as_routed(prediction, calibration, measurement)
     parts = predicted_parts(plan.scenario, plan.parallel, calibration)
     findings = plain.findings
     if measurement.ranks:
-        causes = causes_of(plan.scenario, plan.parallel, calibration, prediction, measurement)
+        causes = causes_of(plan.scenario, plan.parallel, calibration, given, measurement)
         metrics = measurement.metrics
         findings = ordered(causes, metrics.step_time_s, tensors_by_stage(metrics), split)
     worst = findings[0] if findings else largest(plain.time_classes, plain.memory_classes)
@@ -47,12 +57,33 @@ def compared(
         update={
             "findings": findings,
             "worst": worst,
+            "routed_memory": _routed_memory(given, measurement),
             "split": split,
             "ranks": _rank_rows(parts, measurement),
             "links": _link_rows(plan, parts, measurement),
             "kernels": _kernel_rows(parts, measurement),
         }
     )
+
+
+def _as_routed(
+    prediction: Prediction, calibration: Calibration, measurement: Measurement
+) -> Prediction:
+    """Returns the prediction with the memory that the run's own routing makes of the plan.
+
+    Bytes are held against that: which experts tokens chose is no fault of the memory's.
+    """
+    if not measurement.expert_rows:
+        return prediction
+    stages = memory_as_routed(calibration, measurement)
+    metrics = prediction.metrics.model_copy(update={"memory_bytes": stages})
+    return prediction.model_copy(update={"metrics": metrics})
+
+
+def _routed_memory(given: Prediction, measurement: Measurement) -> tuple[ClassComparison, ...]:
+    if not measurement.expert_rows:
+        return ()
+    return memory_comparisons(given.metrics.memory_bytes, measurement.metrics)
 
 
 def compared_run(

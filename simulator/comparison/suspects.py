@@ -1,23 +1,22 @@
 """What may be slow in a measured run, and which of it explains the run best.
 
-Suspects: a time class; a kernel class, by what predictions with that class half as slow again
-would change; a rank's compute; a link, all links of a rank, all traffic; the whole machine; a
-memory class, of all stages or of one. What of them stands out is found in report/causes.py.
+Suspects: a time class; a kernel class (kernel_suspects.py); a rank's compute; a link, all links
+of a rank, all traffic; the whole machine; a memory class, of all stages or of one. What of them
+stands out is found in report/causes.py.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.report.causes import (
     LINK_NOISE,
-    Array,
     Cause,
     Seen,
     Suspect,
@@ -30,16 +29,14 @@ from flopwright.report.causes import (
 from flopwright.report.findings import listed
 from flopwright.report.metrics import LinkTime, Measurement, Prediction
 from flopwright.simulator.calibration.model import Calibration
-from flopwright.simulator.comparison.parts import COMPUTE, Parts, predicted_parts
-from flopwright.simulator.training.kernels import KERNELS
+from flopwright.simulator.comparison.kernel_suspects import comparable_kernels, kernel_suspects
+from flopwright.simulator.comparison.parts import (
+    COMPUTE,
+    Parts,
+    predicted_parts,
+    stage_of_rank,
+)
 from flopwright.spec.scenario import Scenario
-
-# Kernel classes that may be slow together: one kernel library makes them.
-_TOGETHER: Final = {
-    "attention": ("attention", "attention_backward"),
-    "gemm": ("gemm", "grouped_gemm", "head"),
-}
-_STEP: Final = 0.5  # a kernel class is tried half as slow again
 
 
 def causes_of(
@@ -57,7 +54,7 @@ def causes_of(
     suspects = [
         *view.link_suspects(seen),
         *class_suspects(seen),
-        *_kernel_suspects(scenario, plan, calibration, parts, seen),
+        *kernel_suspects(scenario, plan, calibration, parts, seen),
         *view.rank_suspects(seen),
     ]
     return name_causes(seen, [s for s in suspects if s.parts.any()])
@@ -220,61 +217,6 @@ def _sent_by(seen: Seen, rank: int) -> bool:
     return seen.ranks[0] == rank if seen.name == "pp_comm" else rank in seen.ranks
 
 
-def _kernel_suspects(
-    scenario: Scenario,
-    plan: ParallelPlan,
-    calibration: Calibration,
-    parts: Parts,
-    seen: Sequence[Seen],
-) -> list[Suspect]:
-    """Returns a suspect a kernel class, and those that one library makes together."""
-    names = [k for k in KERNELS if any(k in stage for stage in parts.kernel_s)]
-    alone = {
-        k: _kernel_parts(scenario, plan, calibration, parts, seen, k)
-        for k in names
-        if k != "optimizer"
-    }
-    unseen = not any(s.of == "kernel" for s in seen)
-    out = [Suspect(kind="kernel", name=k, parts=v, inferred=unseen) for k, v in alone.items()]
-    for name, members in _TOGETHER.items():
-        held = [alone[k] for k in members if k in alone]
-        if len(held) > 1:
-            together = np.sum(held, axis=0)
-            out.append(Suspect(kind="kernel", name=f"all {name}", parts=together, inferred=unseen))
-    return out
-
-
-def _kernel_parts(
-    scenario: Scenario,
-    plan: ParallelPlan,
-    calibration: Calibration,
-    parts: Parts,
-    seen: Sequence[Seen],
-    kernel: str,
-) -> Array:
-    """Returns what a kernel class takes of everything seen: how predictions move with it."""
-    factors = dict(calibration.kernel_factors)
-    factors[kernel] = factors.get(kernel, 1.0) * (1 + _STEP)
-    slower = predicted_parts(
-        scenario, plan, calibration.model_copy(update={"kernel_factors": factors})
-    )
-    return np.array([_moved(s, plan, parts, slower, kernel) for s in seen])
-
-
-def _moved(seen: Seen, plan: ParallelPlan, parts: Parts, slower: Parts, kernel: str) -> float:
-    stage = _stage(plan, seen.ranks[0])
-    if seen.of == "kernel":
-        own = parts.kernel_s[stage]
-        # where a profiler cannot tell the head's product from others, it is among them
-        if kernel == "head" and seen.name == "gemm" and seen.predicted > own.get("gemm", 0.0):
-            return own.get("head", 0.0)
-        return own.get(kernel, 0.0) if seen.name == kernel else 0.0
-    if seen.of != "time":
-        return 0.0
-    before = parts.time_s[stage].get(seen.name, 0.0)
-    return (slower.time_s[stage].get(seen.name, 0.0) - before) / _STEP
-
-
 def predicted_link(
     plan: ParallelPlan, parts: Parts, measurement: Measurement, link: LinkTime
 ) -> float:
@@ -283,9 +225,9 @@ def predicted_link(
     Where a rank has traffic of one class with several groups, its prediction is shared
     out as the measurement has it; the norm's sum over all ranks is known by itself.
     """
-    stage = _stage(plan, link.ranks[0])
+    stage = stage_of_rank(plan, link.ranks[0])
     if link.cls == "pp_comm":
-        return parts.messages_s.get((stage, _stage(plan, link.ranks[1])), 0.0)
+        return parts.messages_s.get((stage, stage_of_rank(plan, link.ranks[1])), 0.0)
     whole = parts.time_s[stage].get(link.cls, 0.0)
     everyone = tuple(range(plan.world_size))
     mine = [x for x in measurement.links if x.cls == link.cls and link.ranks[0] in x.ranks]
@@ -296,20 +238,3 @@ def predicted_link(
         mine = [x for x in mine if x.ranks != everyone]
     total = sum(x.seconds for x in mine)
     return whole * link.seconds / total if total else whole
-
-
-def _stage(plan: ParallelPlan, rank: int) -> int:
-    return rank // (plan.dp * plan.cp * plan.tp)
-
-
-def comparable_kernels(
-    predicted: Mapping[str, float], measured: Mapping[str, float]
-) -> dict[str, float]:
-    """Returns predicted kernel classes as a profiler tells them apart.
-
-    By a kernel's name the head's product is a product like the others.
-    """
-    out = dict(predicted)
-    if "head" in out and "head" not in measured:
-        out["gemm"] = out.get("gemm", 0.0) + out.pop("head")
-    return out

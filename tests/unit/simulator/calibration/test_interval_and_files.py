@@ -127,6 +127,7 @@ def test_wrong_files_are_input_errors(tmp_path: Path) -> None:
         save_calibration(make_calibration(), tmp_path / "c.txt")
 
 
+@pytest.mark.slow
 def test_every_shipped_calibration_loads_and_each_gpu_has_a_prior() -> None:
     for name in shipped_calibration_ids():
         assert load_calibration(name).id == name
