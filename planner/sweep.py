@@ -7,12 +7,15 @@ import importlib.util
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
+
+from pydantic import Field
 
 from flopwright.errors import InputError, Violation
 from flopwright.planner.result import SearchResult
 from flopwright.planner.search import search
 from flopwright.planner.whole_run import whole_run
+from flopwright.report.metrics import Prediction
 from flopwright.simulator.accuracy.named_stacks import scenario_calibration
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.spec.base import Spec
@@ -37,6 +40,8 @@ class SweepRow(Spec):
         plan: the best plan's label; the numbers after it are that plan's.
         missing_bytes: what the plan nearest to fitting lacks on a GPU; 0 where one fits.
         candidates, fit: plans priced, and those that memory holds.
+        prediction, phase, gpu and the hashes: of the best plan, for the shared table
+            (sweep_table.py); the row as JSON leaves them out.
     """
 
     index: int
@@ -57,6 +62,11 @@ class SweepRow(Spec):
     missing_bytes: int = 0
     candidates: int = 0
     fit: int = 0
+    prediction: Prediction | None = Field(default=None, exclude=True)
+    phase: str = Field(default="", exclude=True)
+    gpu: str = Field(default="", exclude=True)
+    model_hash: str = Field(default="", exclude=True)
+    scenario_hash: str = Field(default="", exclude=True)
 
 
 def plan_point(point: SweepPoint, calibration: Calibration | None = None) -> SweepRow:
@@ -92,9 +102,14 @@ def _best(result: SearchResult, scenario: Scenario) -> dict[str, Any]:
             "missing_bytes": nearest.missing_bytes,
         }
     metrics, interval = best.prediction.metrics, best.prediction.step_time_interval
-    run = whole_run(scenario, best.prediction)
+    run, gpu = whole_run(scenario, best.prediction), scenario.cluster.node.gpu
     return {
         "gpus": best.plan.world_size,
+        "prediction": best.prediction,
+        "phase": scenario.workload.kind,
+        "gpu": "cpu" if gpu.kind == "cpu" else gpu.name,
+        "model_hash": scenario.model.content_hash(),
+        "scenario_hash": scenario.content_hash(),
         "plan": best.plan.label(),
         "step_time_s": metrics.step_time_s,
         "step_time_low_s": interval.low,
@@ -193,7 +208,8 @@ def as_columns(rows: Iterable[SweepRow]) -> dict[str, list[Any]]:
     ordered = sorted(rows, key=lambda row: row.index)
     fields = dict.fromkeys(name for row in ordered for name in row.values)
     out = {name: _column([row.values.get(name) for row in ordered]) for name in fields}
-    results = [name for name in SweepRow.model_fields if name not in {"index", "values"}]
+    known = SweepRow.model_fields
+    results = [n for n, f in known.items() if n not in {"index", "values"} and not f.exclude]
     return out | {name: [getattr(row, name) for row in ordered] for name in results}
 
 
@@ -202,30 +218,3 @@ def _column(values: list[Any]) -> list[Any]:
     if kinds <= {str} or kinds <= {bool} or kinds <= {int, float}:
         return values
     return [json.dumps(value) for value in values]
-
-
-def parquet_bytes(rows: Iterable[SweepRow]) -> bytes:
-    """Returns the table as a Parquet file (pyarrow).
-
-    Raises:
-        InputError: pyarrow is not installed.
-    """
-    from io import BytesIO
-
-    import pandas as pd
-
-    check_installed("pyarrow")
-    columns = as_columns(rows)
-    # A column without any value has its type too: the files of two sweeps go together.
-    types = {name: _dtype(name) for name in columns if name in SweepRow.model_fields}
-    frame = pd.DataFrame(columns).astype(types)
-    out = BytesIO()
-    frame.to_parquet(out, engine="pyarrow", index=False)
-    return out.getvalue()
-
-
-def _dtype(name: str) -> str:
-    """Returns pandas' type of a result's column, one that knows of missing values."""
-    annotation = SweepRow.model_fields[name].annotation
-    kinds = get_args(annotation) or (annotation,)
-    return "Int64" if int in kinds else "Float64" if float in kinds else "string"

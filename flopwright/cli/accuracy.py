@@ -37,6 +37,10 @@ def accuracy(
         ),
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Write a scatter plot here.")] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", help="Write the runs as Parquet here (docs/store.md)."),
+    ] = None,
     kind: Annotated[
         str,
         typer.Option("--kind", help="training, or rl: RL and serving rows (docs/rl_accuracy.md)."),
@@ -58,7 +62,7 @@ def accuracy(
 
     Example: flopwright accuracy training_runs.csv --by gpu --png accuracy.png
     """
-    if _is_rl(kind, scenarios, by=by, cross_validate=cross_validate, png=png):
+    if _is_rl(kind, scenarios, by=by, cross_validate=cross_validate, png=png, table=table):
         _accuracy_rl(file, scenarios, json_out)
         return
     from flopwright.cli._accuracy_view import show
@@ -66,18 +70,26 @@ def accuracy(
     from flopwright.cli._own_plan import own_plan
     from flopwright.cli._targets import check_file
     from flopwright.planner.export.folder import check_place
+    from flopwright.planner.sweep import check_installed
     from flopwright.simulator.accuracy.figure import accuracy_png
     from flopwright.simulator.accuracy.report_make import accuracy_report
+    from flopwright.simulator.accuracy.table import accuracy_frame
     from flopwright.simulator.calibration.files import write_atomically
+    from flopwright.store.frame_files import parquet_bytes
 
     folds = _folds(cross_validate)
     to_stdout = json_out is not None and str(json_out) == "-"
     check_file("--png", png, ".png", "the picture is a PNG")
+    check_file("--table", table, ".parquet", "the table is written as Parquet")
+    if table is not None:
+        check_installed("pyarrow")
     if json_out is not None and not to_stdout:
         check_place(json_out)
     labels = [name.strip() for name in by.split(",") if name.strip()]
     with progress_bar(quiet=to_stdout) as advance:
         report = accuracy_report(file, labels, folds, own_plan, advance)
+    if table is not None:
+        write_atomically(table, parquet_bytes(accuracy_frame(report)))
     if png is not None:
         write_atomically(png, accuracy_png(report))
     if to_stdout:
@@ -86,13 +98,19 @@ def accuracy(
     if json_out is not None:
         write_atomically(json_out, json.dumps(report.to_data(), indent=1) + "\n")
     show(console_of(110), report)
-    for path in (json_out, png):
+    for path in (json_out, png, table):
         if path is not None:
             typer.echo(f"written: {path}")
 
 
 def _is_rl(
-    kind: str, scenarios: Path | None, *, by: str, cross_validate: str | None, png: Path | None
+    kind: str,
+    scenarios: Path | None,
+    *,
+    by: str,
+    cross_validate: str | None,
+    png: Path | None,
+    table: Path | None,
 ) -> bool:
     """Returns whether RL rows are asked for; options of the other kind are refused."""
     wrong = []
@@ -103,7 +121,9 @@ def _is_rl(
         wrong.append(Violation(field="--scenarios", rule="goes with --kind rl",
                                nearest_fix="add --kind rl"))  # fmt: skip
     if kind == "rl":
-        given = {"--by": by, "--cross-validate": cross_validate, "--png": png}
+        given = {
+            "--by": by, "--cross-validate": cross_validate, "--png": png, "--table": table,
+        }  # fmt: skip
         wrong.extend(
             Violation(field=name, value=str(value), rule="does not go with --kind rl",
                       nearest_fix="leave it out")

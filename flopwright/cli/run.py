@@ -10,9 +10,19 @@ from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from flopwright.cli._run_options import (
+    AsJson,
+    NoStore,
+    Nproc,
+    ProbeSeconds,
+    StoreUrl,
+    Text,
+    Tokenizer,
+)
 
 if TYPE_CHECKING:
     from flopwright.executor.launch.local import RunResult
@@ -41,17 +51,9 @@ def run(
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, help="Optimizer steps; default: the budget's.")
     ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option("--text", help="Folder, file, JSONL or Parquet; default: Python's library."),
-    ] = None,
-    tokenizer: Annotated[
-        Literal["bpe", "characters"], typer.Option("--tokenizer", help="How text becomes tokens.")
-    ] = "bpe",
-    nproc: Annotated[
-        int | None,
-        typer.Option("--nproc", min=1, help="Ranks; more than cores share them (CPU only)."),
-    ] = None,
+    text: Text = None,
+    tokenizer: Tokenizer = "bpe",
+    nproc: Nproc = None,
     model: Annotated[
         str | None, typer.Option("--model", help="Refuse plans that are for another model.")
     ] = None,
@@ -79,22 +81,16 @@ def run(
     probe: Annotated[
         bool, typer.Option("--probe", help="Measure the machine in the same launch.")
     ] = False,
-    probe_seconds: Annotated[
-        float, typer.Option("--probe-seconds", min=1, help="Time for --probe.")
-    ] = 45.0,
-    store: Annotated[
-        str | None, typer.Option("--store", help="Store URL; default: the local SQLite file.")
-    ] = None,
-    no_store: Annotated[
-        bool, typer.Option("--no-store", help="Keep the measurements in --out only.")
-    ] = False,
+    probe_seconds: ProbeSeconds = 45.0,
+    store: StoreUrl = None,
+    no_store: NoStore = False,
     dry: Annotated[
         bool, typer.Option("--dry", help="Run ranks without values or GPUs; compare with predict.")
     ] = False,
     rank: Annotated[
         str, typer.Option("--rank", help="With --dry: a rank's number, or all-roles.")
     ] = "0",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run one or more plans for real: train, measure, save, compare losses.
 

@@ -54,7 +54,8 @@ def sweep(
     from flopwright.cli._console import console_of
     from flopwright.cli._priced_by import priced_by
     from flopwright.cli._targets import check_file
-    from flopwright.planner.sweep import check_installed, on_stack, parquet_bytes, run_sweep
+    from flopwright.planner.sweep import check_installed, on_stack, run_sweep
+    from flopwright.planner.sweep_table import sweep_parquet
     from flopwright.simulator.calibration.files import write_atomically
     from flopwright.spec.sweep import load_sweep
 
@@ -66,7 +67,7 @@ def sweep(
         points = tuple(on_stack(point, stack) for point in points)
     stream = run_sweep(points, *known, jobs=jobs, backend=backend.value)
     rows, whole = _collect(stream, len(points), quiet=as_json)
-    write_atomically(out, parquet_bytes(rows))
+    write_atomically(out, sweep_parquet(rows))
     if as_json:
         data = {
             "points": len(points),

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+from flopwright.cli._run_options import (
+    AsJson,
+    NoStore,
+    Nproc,
+    ProbeSeconds,
+    StoreUrl,
+    Text,
+    Tokenizer,
+)
 
 
 def tournament(
@@ -31,33 +41,19 @@ def tournament(
         str | None,
         typer.Option("--calibration", help="Choose with this one; default: learn one first."),
     ] = None,
-    probe_seconds: Annotated[
-        float, typer.Option("--probe-seconds", min=1, help="Time to measure the machine.")
-    ] = 30.0,
+    probe_seconds: ProbeSeconds = 30.0,
     steps_per_turn: Annotated[
         int, typer.Option("--steps-per-turn", min=1, help="Steps of a plan before the next.")
     ] = 2,
-    nproc: Annotated[
-        int | None,
-        typer.Option("--nproc", min=1, help="Ranks; more than cores share them (CPU only)."),
-    ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option("--text", help="Folder, file, JSONL or Parquet; default: Python's library."),
-    ] = None,
-    tokenizer: Annotated[
-        Literal["bpe", "characters"], typer.Option("--tokenizer", help="How text becomes tokens.")
-    ] = "bpe",
+    nproc: Nproc = None,
+    text: Text = None,
+    tokenizer: Tokenizer = "bpe",
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Of the draw, the weights and the data.")
     ] = 0,
-    store: Annotated[
-        str | None, typer.Option("--store", help="Store URL; default: the local SQLite file.")
-    ] = None,
-    no_store: Annotated[
-        bool, typer.Option("--no-store", help="Keep the measurements in --out only.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    store: StoreUrl = None,
+    no_store: NoStore = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run the planner's best and some random plans for real, and rank its choice among them.
 

@@ -11,6 +11,7 @@ import pytest
 
 from flopwright.cli import main
 from flopwright.simulator.accuracy.rows import COLUMNS
+from flopwright.store.frame_files import read_table
 
 RUN = {
     "source": "somebody/benchmarks:README.md", "year": "2025", "model": "Llama3-8B",
@@ -71,8 +72,11 @@ def test_files_are_written(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
+    pytest.importorskip("pyarrow")
     out, png = tmp_path / "out.json", tmp_path / "out.png"
-    assert run(str(table), "--json", str(out), "--png", str(png)) == 0
+    rows = tmp_path / "out.parquet"
+    assert run(str(table), "--json", str(out), "--png", str(png), "--table", str(rows)) == 0
+    assert read_table(rows)["source"].tolist()[:2] == ["published", "predicted"]
     assert json.loads(out.read_text())["overall"]["n"] == 3
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "free parameters" in capsys.readouterr().out
@@ -85,6 +89,8 @@ def test_files_are_written(
         ("{table}", "--by", "colour"),
         ("{table}", "--cross-validate", "row"),
         ("{table}", "--png", "picture.jpg"),
+        ("{table}", "--table", "runs.csv"),
+        ("{table}", "--kind", "rl", "--table", "runs.parquet"),
     ],
 )
 def test_bad_input_ends_with_exit_code_2(arguments: tuple[str, ...], table: Path) -> None:

@@ -11,7 +11,8 @@ import yaml
 
 from flopwright.errors import InputError
 from flopwright.planner.search import search
-from flopwright.planner.sweep import as_columns, check_installed, parquet_bytes, run_sweep
+from flopwright.planner.sweep import as_columns, check_installed, run_sweep
+from flopwright.planner.sweep_table import sweep_parquet
 from flopwright.spec.load import load_scenario, scenario_from_text
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.sweep import load_sweep, sweep_points
@@ -125,12 +126,12 @@ def test_parquet_holds_the_rows() -> None:
         _sweeping(cluster__node__gpu__hbm=["8 GiB", "24 MiB"], search__vpp=[[1], [1, 2]])
     )
     rows = list(run_sweep(points))
-    frame = pd.read_parquet(io.BytesIO(parquet_bytes(reversed(rows))))
+    frame = pd.read_parquet(io.BytesIO(sweep_parquet(reversed(rows))))
     assert frame["verdict"].tolist() == ["fits", "fits", "does_not_fit", "does_not_fit"]
     assert frame["search.vpp"].tolist() == ["[1]", "[1, 2]"] * 2
     assert frame["step_time_s"][0] == rows[0].step_time_s
     assert frame["step_time_s"].isna().tolist() == [False, False, True, True]
-    alone = pd.read_parquet(io.BytesIO(parquet_bytes(rows[2:])))
+    alone = pd.read_parquet(io.BytesIO(sweep_parquet(rows[2:])))
     assert alone.dtypes.to_dict() == frame.dtypes.to_dict()
 
 
