@@ -1,7 +1,7 @@
 """What attention keeps of the tokens seen, so that a new token costs one token's work.
 
 GQA keeps rotated keys and values; under a sliding window the last `sliding_window` of them.
-MLA keeps the normalised latent and the shared rotated key.
+MLA keeps the normalised latent and the shared rotated key, KDA a state of fixed size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flopwright.spec.model import MlaAttention, ModelSpec
+from flopwright.kernels.linear.reference import wide_dtype
+from flopwright.spec.model import KdaAttention, MlaAttention, ModelSpec
 
 
 class LayerCache:
@@ -59,6 +60,38 @@ class LayerCache:
         return whole
 
 
+class StateCache:
+    """What linear attention keeps: its state, and the last inputs of its convolutions.
+
+    Attributes:
+        state: [batch, heads, K, K], at least fp32.
+        tensors: it, and the inputs [batch, taps - 1, heads * K] of q, k and v.
+    """
+
+    def __init__(
+        self, spec: KdaAttention, batch: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        width, taps = spec.head_dim, spec.conv_kernel
+        shape = (batch, spec.num_heads, width, width)
+        self.state = torch.zeros(shape, dtype=wide_dtype(dtype), device=device)
+        self._before = tuple(
+            torch.zeros(batch, taps - 1, spec.inner_size, dtype=dtype, device=device)
+            for _ in range(3)
+        )
+        self.tensors = (self.state, *self._before)
+
+    def shift(self, *new: Tensor) -> tuple[Tensor, ...]:
+        """Keeps the last inputs of q, k and v; returns those that stood before.
+
+        Args:
+            new: each [batch, positions, heads * K].
+        """
+        before = tuple(kept.clone() for kept in self._before)
+        for kept, old, more in zip(self._before, before, new, strict=True):
+            kept.copy_(torch.cat((old, more), 1)[:, more.shape[1] :])
+        return before
+
+
 @dataclass(slots=True)
 class KvCache:
     """The caches of a stage's layers, by layer number.
@@ -69,7 +102,7 @@ class KvCache:
     """
 
     capacity: int
-    layers: dict[int, LayerCache]
+    layers: dict[int, LayerCache | StateCache]
     positions: int = field(default=0)
 
     def nbytes(self) -> int:
@@ -98,21 +131,18 @@ def make_cache(
     Args:
         layers: layer numbers; the embeddings and the head keep nothing.
     """
-    attn = spec.attention
+    attn, place = spec.attention, torch.device(device)
     if isinstance(attn, MlaAttention):
         shapes: list[tuple[int, ...]] = [(attn.kv_lora_rank,), (attn.qk_rope_head_dim,)]
     else:
         shapes = [(attn.num_kv_heads, attn.head_dim)] * 2
-    place = torch.device(device)
-    made = {
-        number: LayerCache(
-            shapes,
-            batch,
-            min(capacity, spec.sliding_window(number) or capacity),
-            dtype=dtype,
-            device=place,
-        )
-        for number in layers
-        if 0 <= number < spec.num_layers
-    }
-    return KvCache(capacity=capacity, layers=made)
+
+    def made(number: int) -> LayerCache | StateCache:
+        own = spec.attention_of(number)
+        if isinstance(own, KdaAttention):
+            return StateCache(own, batch, dtype=dtype, device=place)
+        room = min(capacity, spec.sliding_window(number) or capacity)
+        return LayerCache(shapes, batch, room, dtype=dtype, device=place)
+
+    inner = (n for n in layers if 0 <= n < spec.num_layers)
+    return KvCache(capacity=capacity, layers={n: made(n) for n in inner})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +22,15 @@ class RotaryTable:
     derived, so a checkpoint has no use for them. All layers of a stage share one.
     """
 
-    def __init__(self, rope: Rope, width: int, context: ContextParallel | None = None) -> None:
+    def __init__(
+        self, rope: Rope | None, width: int, context: ContextParallel | None = None
+    ) -> None:
         self._context = context if context is not None and context.size > 1 else None
-        self._frequencies = inverse_frequencies(rope, width)
-        self._scale = table_scale(rope.scaling)
+        # Without positions every angle is 0, which turns nothing.
+        self._frequencies = (
+            np.zeros(width // 2) if rope is None else inverse_frequencies(rope, width)
+        )
+        self._scale = 1.0 if rope is None else table_scale(rope.scaling)
         self._tables: dict[tuple[torch.device, torch.dtype, int], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, seq_len: int, like: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ def node_counts(scenario: Scenario, most: int) -> dict[int, float]:
     """
     model, batch = scenario.model, scenario.workload.global_batch_size
     gpus = scenario.cluster.node.gpus
-    tps = scenario.search.tp or divisors(model.attention.num_heads)
+    tps = scenario.search.tp or divisors(model.common_heads)
     pps = scenario.search.pp or range(1, model.num_layers + 1)
     vpps = scenario.search.vpp or range(1, _MAX_VPP + 1)
     shards: dict[int, float] = {}

@@ -100,7 +100,7 @@ SHAPE_RULES: Final[tuple[Rule, ...]] = (
         name="heads",
         field="parallel.tp",
         reason="tp must divide the attention heads",
-        holds=lambda c, s: np.asarray(s.model.attention.num_heads % c.tp == 0),
+        holds=lambda c, s: np.asarray(s.model.common_heads % c.tp == 0),
         shape=True,
     ),
     Rule(

@@ -32,11 +32,11 @@ def _tensor_rules(plan: ParallelPlan, model: ModelSpec) -> Iterable[Rule]:
     empty = part * (plan.tp - 1) >= model.vocab_size
     value = f"{plan.tp}, of {model.vocab_size} tokens"
     yield ("parallel.tp", empty, value, "use less: a rank would hold no row of the vocabulary")
-    attention = model.attention
+    attention, linear = model.attention, model.linear_attention is not None
     normed = isinstance(attention, GqaAttention) and attention.qk_norm
-    apart = plan.tp > 1 and not plan.sequence_parallel and normed
+    apart = plan.tp > 1 and not plan.sequence_parallel and (normed or linear)
     fix = "use true: gradients of these norms are parts of a sum on each rank"
-    value = "false, with normalised queries and keys"
+    value = f"false, with {'linear attention' if linear else 'normalised queries and keys'}"
     yield ("parallel.sequence_parallel", apart, value, fix)
 
 
@@ -55,6 +55,8 @@ def _cut_counts(model: ModelSpec) -> Iterable[tuple[int, str]]:
 def _context_rules(plan: ParallelPlan, model: ModelSpec) -> Iterable[Rule]:
     attention, exchanged = model.attention, plan.context_parallel == "ulysses"
     window = attention.sliding_window if isinstance(attention, GqaAttention) else None
+    linear = plan.cp > 1 and model.linear_attention is not None
+    yield ("parallel.cp", linear, f"{plan.cp}, with linear attention", "use 1")
     fix = "use context_parallel ulysses: only it sees runs of neighbouring tokens"
     windowed = plan.cp > 1 and window is not None and not exchanged
     yield ("parallel.cp", windowed, f"{plan.cp}, with a sliding window", fix)

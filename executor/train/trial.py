@@ -235,8 +235,24 @@ class Trial:
                 self.groups.tp.sum_(loads)
         self._loads = dict(zip(blocks, loads, strict=True))
         for block, load in zip(blocks.values(), loads, strict=True):
-            block.gate.update_bias_(load)
+            if block.spec.balance == "sign":
+                block.gate.update_bias_(load)
+        self._set_quantiles(blocks.values())
+        for block in blocks.values():
             block.reset_loads()
+
+    def _set_quantiles(self, blocks: Iterable[MixtureOfExperts]) -> None:
+        """Sets the biases of quantile balancing from histograms of all tokens, in one message."""
+        gates = [b.gate for b in blocks if b.gate.counts is not None]
+        if not gates:
+            return
+        counts = torch.stack([g.counts for g in gates if g.counts is not None])
+        with self.timer.action("expert_quantiles", "dp_comm", counts.numel() * 8):
+            self.groups.dp_cp.sum_(counts)
+            if self.plan.sequence_parallel:
+                self.groups.tp.sum_(counts)
+        for gate, own in zip(gates, counts, strict=True):
+            gate.update_quantiles_(own)
 
     def _memory_by_class(self, meter: SavedBytes, allocated_before: int) -> dict[str, int]:
         """Returns bytes by class; on GPUs what the peak has beyond them is temporary."""

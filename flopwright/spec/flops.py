@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
-from flopwright.spec.model import ModelSpec
+from flopwright.spec.model import KdaAttention, ModelSpec
 from flopwright.spec.parameters import num_active_params
 
 Convention = Literal["causal_half", "full", "params_only"]
+
+
+# Tokens of a chunk in the convention of arXiv 2510.26692, equation 13.
+KDA_CHUNK: Final = 64
+
+
+def linear_attention_flops_per_token(attention: KdaAttention) -> float:
+    """Returns forward FLOPs a token of one layer: 6 d^2 + 3 C d + C^2 a head, C = 64."""
+    d, c = attention.head_dim, KDA_CHUNK
+    return float(attention.num_heads * (6 * d * d + 3 * c * d + c * c))
 
 
 def attention_flops_per_token(
@@ -17,18 +27,21 @@ def attention_flops_per_token(
 
     Forward, full square: 2 * seq_len * heads * (qk width + v width); backward twice that.
     Under a sliding window w a token sees w - w^2 / (2 seq_len) positions, on average and
-    causally, where it would see seq_len / 2; both conventions shrink by that.
+    causally, where it would see seq_len / 2; both conventions shrink by that. Linear
+    attention counts the same in both (`linear_attention_flops_per_token`).
     """
     if convention == "params_only":
         return 0.0
-    attn = spec.attention
-    windows = [
-        min(spec.sliding_window(layer) or seq_len, seq_len)
-        for layer in range(spec.num_layers + spec.mtp_layers)
-    ]
-    seen = sum(2 * w - w * w / seq_len for w in windows)
+    attn, seen, linear = spec.attention, 0.0, 0.0
+    for layer in range(spec.num_layers + spec.mtp_layers):
+        own = spec.attention_of(layer)
+        if isinstance(own, KdaAttention):
+            linear += 3 * linear_attention_flops_per_token(own)
+            continue
+        w = min(spec.sliding_window(layer) or seq_len, seq_len)
+        seen += 2 * w - w * w / seq_len
     full = 3 * 2 * seen * attn.num_heads * (attn.qk_head_dim + attn.v_head_dim)
-    return full / 2 if convention == "causal_half" else float(full)
+    return (full / 2 if convention == "causal_half" else float(full)) + linear
 
 
 def model_flops_per_token(

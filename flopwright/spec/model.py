@@ -1,198 +1,68 @@
 """What a model is: the shape of every block, by the field's own names.
 
 Sources of the shapes and counts: the models' technical reports and config files, named in
-each catalog file under `source`.
+each catalog file under `source`. Attention blocks are in `spec.attention`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+import math
+from typing import Any, Final, Literal, Self
 
-from pydantic import (
-    Discriminator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Tag,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from flopwright.spec.base import Grown, Spec
+from flopwright.spec.attention import Attention as Attention
+from flopwright.spec.attention import GqaAttention as GqaAttention
+from flopwright.spec.attention import KdaAttention as KdaAttention
+from flopwright.spec.attention import LinearScaling as LinearScaling
+from flopwright.spec.attention import Llama3Scaling as Llama3Scaling
+from flopwright.spec.attention import MlaAttention as MlaAttention
+from flopwright.spec.attention import Rope as Rope
+from flopwright.spec.attention import RopeScaling as RopeScaling
+from flopwright.spec.attention import Size as Size
+from flopwright.spec.attention import YarnScaling as YarnScaling
+from flopwright.spec.base import Grown
 
 MAX_LAYERS: Final = 10_000
-# Widths and counts: products of two, times the layers, stay inside 64 bits.
-Size = Annotated[int, Field(ge=1, le=2**24)]
-
-
-class YarnScaling(Spec):
-    """YaRN context extension (arXiv 2309.00071).
-
-    cos and sin are multiplied by m(factor, mscale) / m(factor, mscale_all_dim), q.k by
-    m(factor, mscale_all_dim)^2, m(f, w) = 0.1 w ln f + 1. DeepSeek's models give both
-    weights; with the defaults (1 and 0) it is the form of Llama and Qwen.
-    """
-
-    kind: Literal["yarn"] = "yarn"
-    factor: PositiveFloat
-    original_max_seq_len: PositiveInt
-    beta_fast: PositiveFloat = 32.0
-    beta_slow: PositiveFloat = 1.0
-    mscale: PositiveFloat = 1.0
-    mscale_all_dim: float = 0.0
-
-
-class LinearScaling(Spec):
-    """Positions divided by `factor` (arXiv 2306.15595)."""
-
-    kind: Literal["linear"] = "linear"
-    factor: PositiveFloat
-
-
-class Llama3Scaling(Spec):
-    """Llama 3.1's context extension: slow pairs are divided by `factor`, fast ones kept.
-
-    A pair that turns less than low_freq_factor times over the original context is slow, one
-    that turns more than high_freq_factor times is fast; between them the change is linear
-    (arXiv 2407.21783 and the released code).
-    """
-
-    kind: Literal["llama3"] = "llama3"
-    factor: PositiveFloat
-    original_max_seq_len: PositiveInt
-    low_freq_factor: PositiveFloat = 1.0
-    high_freq_factor: PositiveFloat = 4.0
-
-    @model_validator(mode="after")
-    def _range(self) -> Self:
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(
-                f"low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor "
-                f"({self.high_freq_factor})"
-            )
-        return self
-
-
-def _scaling_kind(value: Any) -> str:
-    """Returns the kind of a scaling; a file that names none means YaRN."""
-    kind = value.get("kind", "yarn") if isinstance(value, dict) else getattr(value, "kind", "")
-    return str(kind)
-
-
-RopeScaling = Annotated[
-    Annotated[YarnScaling, Tag("yarn")]
-    | Annotated[LinearScaling, Tag("linear")]
-    | Annotated[Llama3Scaling, Tag("llama3")],
-    Discriminator(_scaling_kind),
-]
-
-
-class Rope(Spec):
-    """Rotary position embedding."""
-
-    theta: PositiveFloat = 10_000.0
-    scaling: RopeScaling | None = None
-
-
-def _even_for_rope(name: str, width: int) -> None:
-    """Refuses an odd width: rotary embedding turns its values in pairs."""
-    if width % 2:
-        raise ValueError(f"{name} ({width}) must be even for rope; nearest: {width + 1}")
-
-
-class MlaAttention(Spec):
-    """Multi-head latent attention: keys and values come from one low-rank latent."""
-
-    kind: Literal["mla"] = "mla"
-    num_heads: Size
-    q_lora_rank: Size | None = None
-    kv_lora_rank: Size
-    qk_nope_head_dim: Size
-    qk_rope_head_dim: Size
-    v_head_dim: Size
-    rope: Rope = Rope()
-
-    @model_validator(mode="after")
-    def _pairs(self) -> Self:
-        _even_for_rope("qk_rope_head_dim", self.qk_rope_head_dim)
-        return self
-
-    @property
-    def qk_head_dim(self) -> int:
-        """Width of one head's query and key."""
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
-
-    @property
-    def cache_values_per_token(self) -> int:
-        """Values cached a token and layer: the latent and the shared rotary key."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
-
-
-class GqaAttention(Grown):
-    """Grouped-query attention; multi-head where num_kv_heads equals num_heads.
-
-    Attributes:
-        bias: whether the query, key and value projections have one (Qwen2).
-        o_bias: whether the output projection has one too (GPT-2).
-        sliding_window: a query sees itself and the sliding_window - 1 positions before it;
-            None: all before it.
-        first_window_layer: layers below it see everything (Qwen2's max_window_layers).
-    """
-
-    later_fields = ("o_bias", "sliding_window", "first_window_layer")
-
-    kind: Literal["gqa"] = "gqa"
-    num_heads: Size
-    num_kv_heads: Size
-    head_dim: Size
-    qk_norm: bool = False
-    bias: bool = False
-    o_bias: bool = False
-    sliding_window: Size | None = None
-    first_window_layer: NonNegativeInt = 0
-    rope: Rope | None = Rope()
-
-    @property
-    def qk_head_dim(self) -> int:
-        """Width of one head's query and key."""
-        return self.head_dim
-
-    @property
-    def v_head_dim(self) -> int:
-        """Width of one head's value."""
-        return self.head_dim
-
-    @property
-    def cache_values_per_token(self) -> int:
-        """Values cached a token and layer: keys and values of every KV head."""
-        return 2 * self.num_kv_heads * self.head_dim
-
-    @model_validator(mode="after")
-    def _groups(self) -> Self:
-        if self.rope is not None:
-            _even_for_rope("head_dim", self.head_dim)
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads})"
-            )
-        return self
-
-
-Attention = Annotated[MlaAttention | GqaAttention, Field(discriminator="kind")]
 
 
 class Mlp(Grown):
-    """The dense feed-forward block; `bias` is on all of its matrices or on none."""
+    """The dense feed-forward block; `bias` is on all of its matrices or on none.
 
-    later_fields = ("bias",)
+    Attributes:
+        kind: "situ_glu" is gate_bound tanh(g / gate_bound) sigmoid(g) times
+            up_bound tanh(u / up_bound) (Kimi K3); experts have the same activation.
+    """
 
-    kind: Literal["swiglu", "gelu"] = "swiglu"
+    later_fields = ("bias", "gate_bound", "up_bound")
+
+    kind: Literal["swiglu", "gelu", "situ_glu"] = "swiglu"
     intermediate_size: Size
     bias: bool = False
+    gate_bound: PositiveFloat | None = None
+    up_bound: PositiveFloat | None = None
+
+    @property
+    def gated(self) -> bool:
+        """Whether two matrices lead in: a gate and what it gates."""
+        return self.kind != "gelu"
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Bounds of SiTU-GLU's two factors, None of other activations."""
+        if self.gate_bound is None or self.up_bound is None:
+            return None
+        return self.gate_bound, self.up_bound
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if (self.kind == "situ_glu") != (self.bounds is not None):
+            raise ValueError("gate_bound and up_bound go with kind situ_glu, both of them")
+        return self
 
 
 class Moe(Grown):
-    """Mixture of experts: routed SwiGLU experts plus shared ones that see every token.
+    """Mixture of experts: routed gated experts plus shared ones that see every token.
 
     Attributes:
         sequence_balance_loss: weight (alpha) of DeepSeek-V3's sequence-wise balance loss.
@@ -200,9 +70,13 @@ class Moe(Grown):
             bias; "softmax" (Qwen3-MoE, Mixtral) scores by a softmax over all experts.
         norm_top_k_prob: the chosen experts' weights are divided by their sum. Always so in
             Mixtral, whose softmax over the chosen logits is the same thing.
+        latent_size: routed experts work in this width, between a projection down and, behind
+            a norm of their sum, one up (LatentMoE, Kimi K3).
+        balance: how the selection bias follows the loads: "sign" moves it by
+            bias_update_rate, "quantile" sets it from the quantiles of the scores (Kimi K3).
     """
 
-    later_fields = ("sequence_balance_loss",)
+    later_fields = ("sequence_balance_loss", "latent_size", "balance")
 
     num_experts: Size
     top_k: Size
@@ -216,6 +90,8 @@ class Moe(Grown):
     routed_scaling_factor: PositiveFloat = 1.0
     bias_update_rate: float = Field(default=0.001, ge=0)
     sequence_balance_loss: float = Field(default=0, ge=0)
+    latent_size: Size | None = None
+    balance: Literal["sign", "quantile"] = "sign"
 
     @property
     def sparsity(self) -> float:
@@ -232,6 +108,10 @@ class Moe(Grown):
             raise ValueError(
                 f"num_groups ({self.num_groups}) must divide num_experts ({self.num_experts})"
             )
+        if self.balance == "quantile" and (
+            self.router != "sigmoid_noaux_tc" or self.num_groups > 1
+        ):
+            raise ValueError("balance quantile goes with router sigmoid_noaux_tc without groups")
         return self
 
 
@@ -247,9 +127,16 @@ class ModelSpec(Grown):
         mtp_layers: multi-token-prediction modules behind the last layer (DeepSeek-V3): each a
             layer of the last layer's kind with two norms, a [2 hidden, hidden] projection and
             one more use of the head. The simulator prices them; the executor refuses them.
+        linear_attention: what layers outside of full_attention_layers attend with.
+        full_attention_layers: 0-based layers with `attention`; goes with linear_attention.
+        attn_res_block: layers a block of attention residuals (Kimi K3): what a sub-layer reads
+            is a learned mixture of the embedding, the sums of the blocks before and the
+            running sum of its own, in place of the sum of everything before it.
     """
 
-    later_fields = ("norm", "mtp_layers")
+    later_fields = (
+        "norm", "mtp_layers", "linear_attention", "full_attention_layers", "attn_res_block",
+    )  # fmt: skip
 
     name: str = Field(min_length=1)
     family: str = "deepseek_v3"
@@ -266,6 +153,9 @@ class ModelSpec(Grown):
     mlp: Mlp
     moe: Moe | None = None
     mtp_layers: int = Field(default=0, ge=0, le=16)
+    linear_attention: KdaAttention | None = None
+    full_attention_layers: tuple[NonNegativeInt, ...] | None = None
+    attn_res_block: Size | None = None
 
     @model_validator(mode="after")
     def _layers(self) -> Self:
@@ -274,15 +164,62 @@ class ModelSpec(Grown):
                 f"moe.first_dense_layers ({self.moe.first_dense_layers}) must not exceed "
                 f"num_layers ({self.num_layers})"
             )
+        full = self.full_attention_layers
+        if (full is None) != (self.linear_attention is None):
+            raise ValueError("linear_attention and full_attention_layers go together")
+        if full is not None and (
+            not full or list(full) != sorted(set(full)) or full[-1] >= self.num_layers
+        ):
+            raise ValueError(
+                f"full_attention_layers must be ascending, below num_layers ({self.num_layers}) "
+                "and at least one"
+            )
+        if self.attn_res_block is not None and self.mtp_layers:
+            raise ValueError("mtp_layers does not go with attn_res_block")
         return self
 
     def is_moe_layer(self, layer: int) -> bool:
         """Returns whether layer `layer` (0-based) has routed experts."""
         return self.moe is not None and layer >= self.moe.first_dense_layers
 
+    def attention_of(self, layer: int) -> Attention | KdaAttention:
+        """Returns what layer `layer` attends with; prediction modules have full attention."""
+        full = self.full_attention_layers
+        if self.linear_attention is None or full is None or layer >= self.num_layers:
+            return self.attention
+        return self.attention if layer in full else self.linear_attention
+
+    @property
+    def common_heads(self) -> int:
+        """Largest number of ranks that both kinds of attention can give whole heads."""
+        linear = self.linear_attention
+        own = self.attention.num_heads
+        return own if linear is None else math.gcd(own, linear.num_heads)
+
+    @property
+    def num_full_attention_layers(self) -> int:
+        """Layers whose attention keeps a growing cache."""
+        full = self.full_attention_layers
+        return self.num_layers if full is None else len(full)
+
+    def begins_block(self, layer: int) -> bool:
+        """Returns whether attention residuals begin a new block at this layer."""
+        return self.attn_res_block is not None and layer % self.attn_res_block == 0
+
+    def residual_sources(self, layer: int) -> tuple[int, int]:
+        """Returns how many sources the mixtures before attention and feed-forward of a layer have.
+
+        (1, 1) without attention residuals. At num_layers the first is the output's.
+        """
+        if self.attn_res_block is None:
+            return 1, 1
+        finished = -(-layer // self.attn_res_block)  # blocks begun by the layers before
+        first = finished + 1
+        return first, first + self.begins_block(layer)
+
     def sliding_window(self, layer: int) -> int | None:
         """Returns how many positions a query of this layer sees at most, None for all."""
-        attn = self.attention
+        attn = self.attention_of(layer)
         if isinstance(attn, GqaAttention) and layer >= attn.first_window_layer:
             return attn.sliding_window
         return None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec
+from flopwright.spec.model import GqaAttention, KdaAttention, MlaAttention, ModelSpec
 
 Role = Literal[
     "embedding",
@@ -25,6 +25,8 @@ Role = Literal[
     "norm",
     "head",
     "mtp",
+    "latent",
+    "channel",
 ]
 
 EMBEDDING_LAYER = -1
@@ -36,7 +38,9 @@ class ParamTensor:
 
     Attributes:
         layer: 0-based layer; -1 for the embeddings, num_layers for the final norm and head.
-        role: what it does; experts are stacked along dimension 0.
+        role: what it does; experts are stacked along dimension 0. "latent" is what leads into
+            and out of the width that experts work in, "channel" what attention has a channel
+            or head (short convolutions, decay rates).
         trainable: False for the router's selection bias, which no gradient reaches.
         tied: True for a head that shares the embedding's storage (counts 0 parameters).
     """
@@ -63,33 +67,72 @@ class ParamTensor:
             "shared_expert",
             "router",
             "mtp",
+            "latent",
         }
 
 
-def _attention(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
-    prefix, h, attn = f"model.layers.{layer}.self_attn", spec.hidden_size, spec.attention
+class _Named:
+    """Makes the tensors under one prefix of one layer."""
 
-    def tensor(name: str, *shape: int, role: Role = "attention") -> ParamTensor:
-        return ParamTensor(name=f"{prefix}.{name}", shape=shape, layer=layer, role=role)
+    def __init__(self, prefix: str, layer: int, role: Role) -> None:
+        self._prefix, self._layer, self._role = prefix, layer, role
 
-    if isinstance(attn, MlaAttention):
-        q_out = attn.num_heads * attn.qk_head_dim
-        if attn.q_lora_rank is None:
-            yield tensor("q_proj.weight", q_out, h)
-        else:
-            yield tensor("q_a_proj.weight", attn.q_lora_rank, h)
-            yield tensor("q_a_layernorm.weight", attn.q_lora_rank, role="norm")
-            yield tensor("q_b_proj.weight", q_out, attn.q_lora_rank)
-        yield tensor("kv_a_proj_with_mqa.weight", attn.kv_lora_rank + attn.qk_rope_head_dim, h)
-        yield tensor("kv_a_layernorm.weight", attn.kv_lora_rank, role="norm")
-        yield tensor(
-            "kv_b_proj.weight",
-            attn.num_heads * (attn.qk_nope_head_dim + attn.v_head_dim),
-            attn.kv_lora_rank,
+    def __call__(self, name: str, *shape: int, role: Role | None = None) -> ParamTensor:
+        return ParamTensor(
+            name=f"{self._prefix}.{name}", shape=shape, layer=self._layer, role=role or self._role
         )
-        yield tensor("o_proj.weight", h, attn.num_heads * attn.v_head_dim)
-        return
-    assert isinstance(attn, GqaAttention)
+
+
+def _attention(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
+    tensor = _Named(f"model.layers.{layer}.self_attn", layer, "attention")
+    attn, h = spec.attention_of(layer), spec.hidden_size
+    if isinstance(attn, MlaAttention):
+        yield from _latent_attention(tensor, attn, h)
+    elif isinstance(attn, KdaAttention):
+        yield from _linear_attention(tensor, attn, h)
+    else:
+        yield from _grouped_attention(tensor, attn, h)
+
+
+def _latent_attention(tensor: _Named, attn: MlaAttention, h: int) -> Iterator[ParamTensor]:
+    q_out, v_out = attn.num_heads * attn.qk_head_dim, attn.num_heads * attn.v_head_dim
+    if attn.q_lora_rank is None:
+        yield tensor("q_proj.weight", q_out, h)
+    else:
+        yield tensor("q_a_proj.weight", attn.q_lora_rank, h)
+        yield tensor("q_a_layernorm.weight", attn.q_lora_rank, role="norm")
+        yield tensor("q_b_proj.weight", q_out, attn.q_lora_rank)
+    yield tensor("kv_a_proj_with_mqa.weight", attn.kv_lora_rank + attn.qk_rope_head_dim, h)
+    yield tensor("kv_a_layernorm.weight", attn.kv_lora_rank, role="norm")
+    up = attn.num_heads * (attn.qk_nope_head_dim + attn.v_head_dim)
+    yield tensor("kv_b_proj.weight", up, attn.kv_lora_rank)
+    if attn.output_gate:
+        yield tensor("g_proj.weight", v_out, h)
+    yield tensor("o_proj.weight", h, v_out)
+
+
+def _linear_attention(tensor: _Named, attn: KdaAttention, h: int) -> Iterator[ParamTensor]:
+    """Yields a KDA block's tensors, named as in the releases of Kimi Linear and Kimi K3."""
+    inner, rank = attn.inner_size, attn.decay_rank
+    for name in ("q", "k", "v"):
+        yield tensor(f"{name}_proj.weight", inner, h)
+    for name in ("q", "k", "v"):
+        yield tensor(f"{name}_conv1d.weight", inner, 1, attn.conv_kernel, role="channel")
+    yield tensor("A_log", attn.num_heads, role="channel")
+    yield tensor("dt_bias", inner, role="channel")
+    yield tensor("f_a_proj.weight", rank, h)
+    yield tensor("f_b_proj.weight", inner, rank)
+    yield tensor("b_proj.weight", attn.num_heads, h)
+    if attn.output_gate_rank is None:
+        yield tensor("g_proj.weight", inner, h)
+    else:
+        yield tensor("g_a_proj.weight", attn.output_gate_rank, h)
+        yield tensor("g_b_proj.weight", inner, attn.output_gate_rank)
+    yield tensor("o_norm.weight", attn.head_dim, role="norm")
+    yield tensor("o_proj.weight", h, inner)
+
+
+def _grouped_attention(tensor: _Named, attn: GqaAttention, h: int) -> Iterator[ParamTensor]:
     q_out, kv_out = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
     for name, out in (("q_proj", q_out), ("k_proj", kv_out), ("v_proj", kv_out)):
         yield tensor(f"{name}.weight", out, h)
@@ -103,50 +146,46 @@ def _attention(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
         yield tensor("k_norm.weight", attn.head_dim, role="norm")
 
 
+def _dense(
+    tensor: _Named, path: str, spec: ModelSpec, width: int, role: Role, bias: bool
+) -> Iterator[ParamTensor]:
+    h = spec.hidden_size
+    up = ("gate_proj", "up_proj") if spec.mlp.gated else ("up_proj",)
+    for name, shape in (*((n, (width, h)) for n in up), ("down_proj", (h, width))):
+        yield tensor(f"{path}{name}.weight", *shape, role=role)
+        if bias:
+            yield tensor(f"{path}{name}.bias", shape[0], role=role)
+
+
 def _feed_forward(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
-    prefix, h = f"model.layers.{layer}.mlp", spec.hidden_size
-
-    def dense(path: str, width: int, role: Role, bias: bool) -> Iterator[ParamTensor]:
-        up = ("gate_proj", "up_proj") if spec.mlp.kind == "swiglu" else ("up_proj",)
-        for name, shape in (*((n, (width, h)) for n in up), ("down_proj", (h, width))):
-            yield ParamTensor(name=f"{path}.{name}.weight", shape=shape, layer=layer, role=role)
-            if bias:
-                yield ParamTensor(
-                    name=f"{path}.{name}.bias", shape=shape[:1], layer=layer, role=role
-                )
-
+    tensor = _Named(f"model.layers.{layer}.mlp", layer, "mlp")
     if not spec.is_moe_layer(layer):
-        yield from dense(prefix, spec.mlp.intermediate_size, "mlp", spec.mlp.bias)
+        yield from _dense(tensor, "", spec, spec.mlp.intermediate_size, "mlp", spec.mlp.bias)
         return
-    moe = spec.moe
+    moe, h = spec.moe, spec.hidden_size
     assert moe is not None
-    yield ParamTensor(
-        name=f"{prefix}.gate.weight", shape=(moe.num_experts, h), layer=layer, role="router"
-    )
+    yield tensor("gate.weight", moe.num_experts, h, role="router")
     if moe.router == "sigmoid_noaux_tc":
-        yield ParamTensor(
-            name=f"{prefix}.gate.e_score_correction_bias",
-            shape=(moe.num_experts,),
-            layer=layer,
-            role="router",
-            trainable=False,
-        )
-    m = moe.expert_intermediate_size
-    yield ParamTensor(
-        name=f"{prefix}.experts.gate_up_proj",
-        shape=(moe.num_experts, 2 * m, h),
-        layer=layer,
-        role="expert",
-    )
-    yield ParamTensor(
-        name=f"{prefix}.experts.down_proj",
-        shape=(moe.num_experts, h, m),
-        layer=layer,
-        role="expert",
-    )
+        bias = tensor("gate.e_score_correction_bias", moe.num_experts, role="router")
+        yield replace(bias, trainable=False)
+    width, m = moe.latent_size or h, moe.expert_intermediate_size
+    if moe.latent_size is not None:
+        yield tensor("routed_expert_down_proj.weight", width, h, role="latent")
+        yield tensor("routed_expert_norm.weight", width, role="norm")
+        yield tensor("routed_expert_up_proj.weight", h, width, role="latent")
+    yield tensor("experts.gate_up_proj", moe.num_experts, 2 * m, width, role="expert")
+    yield tensor("experts.down_proj", moe.num_experts, width, m, role="expert")
     if moe.num_shared_experts:
-        width = moe.num_shared_experts * m
-        yield from dense(f"{prefix}.shared_experts", width, "shared_expert", False)
+        shared = moe.num_shared_experts * m
+        yield from _dense(tensor, "shared_experts.", spec, shared, "shared_expert", False)
+
+
+def _residual_mixture(spec: ModelSpec, name: str, layer: int) -> Iterator[ParamTensor]:
+    """Yields the norm and the query of one mixture of attention residuals."""
+    if spec.attn_res_block is None:
+        return
+    for leaf, shape in (("norm", (spec.hidden_size,)), ("proj", (1, spec.hidden_size))):
+        yield ParamTensor(name=f"{name}_{leaf}.weight", shape=shape, layer=layer, role="norm")
 
 
 def _norm(spec: ModelSpec, name: str, layer: int) -> Iterator[ParamTensor]:
@@ -178,6 +217,7 @@ def layer_parameters(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
             )
         return
     if layer == spec.num_layers:
+        yield from _residual_mixture(spec, "model.output_attn_res", layer)
         yield from _norm(spec, "model.norm", layer)
         yield ParamTensor(
             name="lm_head.weight",
@@ -193,8 +233,10 @@ def layer_parameters(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
         yield ParamTensor(
             name=f"model.layers.{layer}.eh_proj.weight", shape=(h, 2 * h), layer=layer, role="mtp"
         )
+    yield from _residual_mixture(spec, f"model.layers.{layer}.self_attention_res", layer)
     yield from _norm(spec, f"model.layers.{layer}.input_layernorm", layer)
     yield from _attention(spec, layer)
+    yield from _residual_mixture(spec, f"model.layers.{layer}.mlp_res", layer)
     yield from _norm(spec, f"model.layers.{layer}.post_attention_layernorm", layer)
     yield from _feed_forward(spec, layer)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flopwright.errors import InputError, Violation
-from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec, Moe
+from flopwright.spec.model import GqaAttention, KdaAttention, MlaAttention, ModelSpec, Moe
 from flopwright.spec.validate import validate
 from flopwright.spec.yaml_lines import Document
 
@@ -86,6 +86,12 @@ def shrunk(
     data["mlp"]["intermediate_size"] = _width(spec.mlp.intermediate_size, scale)
     data["attention"] |= _attention(spec, size)
     _shorten(data["attention"], seq_len / spec.max_seq_len)
+    if spec.linear_attention is not None:
+        data["linear_attention"] |= _linear(spec.linear_attention, scale)
+        data["full_attention_layers"] = _full_layers(spec, num_layers)
+    if spec.attn_res_block is not None:
+        share = num_layers / spec.num_layers
+        data["attn_res_block"] = max(1, round(spec.attn_res_block * share))
     if spec.moe is not None:
         data["moe"] |= _moe(spec.moe, scale, size)
     return validate(ModelSpec, Document(data=data, lines={}, file=""))
@@ -153,6 +159,29 @@ def _attention(spec: ModelSpec, size: _Size) -> dict[str, Any]:
     return out
 
 
+def _linear(attn: KdaAttention, scale: float) -> dict[str, Any]:
+    """Returns the heads of linear attention, shrunk as those of the other kind."""
+    heads = _power_of_two(attn.num_heads, math.sqrt(scale))
+    out: dict[str, Any] = {
+        "num_heads": heads,
+        "head_dim": _width(attn.head_dim, scale * attn.num_heads / heads),
+    }
+    for field in ("gate_rank", "output_gate_rank"):
+        rank = getattr(attn, field)
+        if rank is not None:
+            out[field] = _width(rank, scale)
+    return out
+
+
+def _full_layers(spec: ModelSpec, num_layers: int) -> list[int]:
+    """Returns where full attention stands: as often as before, and in the last layer."""
+    full = spec.full_attention_layers or ()
+    if num_layers == spec.num_layers:
+        return list(full)
+    period = max(1, round(spec.num_layers / len(full)))
+    return sorted({*range(period - 1, num_layers, period), num_layers - 1})
+
+
 def _shorten(attention: dict[str, Any], share: float) -> None:
     """Shrinks what is counted in positions by the share of the context that is left."""
     scaling = (attention.get("rope") or {}).get("scaling")
@@ -184,6 +213,8 @@ def _moe(moe: Moe, scale: float, size: _Size) -> dict[str, Any]:
     )
     chosen = max(1, round(groups * moe.top_k_groups / moe.num_groups))
     chosen = max(chosen, math.ceil(top_k * groups / num_experts))
+    width = moe.latent_size
+    latent = {} if width is None else {"latent_size": _width(width, scale)}
     return {
         "num_experts": num_experts,
         "top_k": top_k,
@@ -191,4 +222,5 @@ def _moe(moe: Moe, scale: float, size: _Size) -> dict[str, Any]:
         "first_dense_layers": min(moe.first_dense_layers, size.num_layers - 1),
         "num_groups": groups,
         "top_k_groups": chosen,
+        **latent,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flopwright.kernels.linear.cost import linear
+from flopwright.kernels.output_gate.cost import output_gate
 from flopwright.kernels.rope.cost import rope
 from flopwright.models.core_attention import core_attention
 from flopwright.models.local import Local, add, gather, scatter
@@ -26,7 +27,8 @@ def _queries(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -
         gather(cost, "q_a_layernorm", local, rank, again=False)
         cost.saved("q_a_layernorm.out", t * rank * local.width, tag="norm")
         linear(cost, "q_b_proj", rows=t, k=rank, n=out, dtype=dtype, tag=TAG_UP)
-    rope(cost, "q_rope", elements=t * out, dtype=dtype, tag=TAG_UP)
+    if spec.rope is not None:
+        rope(cost, "q_rope", elements=t * out, dtype=dtype, tag=TAG_UP)
     cost.saved("q", t * out * local.width, tag=TAG_UP)
 
 
@@ -59,7 +61,16 @@ def latent_attention(cost: CostBuilder, spec: MlaAttention, hidden: int, local: 
         qk_width=spec.qk_head_dim,
         v_width=spec.v_head_dim,
     )
+    if spec.output_gate:
+        values = heads * spec.v_head_dim
+        gather(cost, "g_proj", local, hidden)
+        linear(cost, "g_proj", rows=t, k=hidden, n=values, dtype=local.dtype)
+        cost.saved("g_proj.out", t * values * local.width)
+        output_gate(cost, "output_gate", rows=t, width=values, dtype=local.dtype)
+        cost.saved("output_gate.out", t * values * local.width)
     linear(cost, "o_proj", rows=t, k=heads * spec.v_head_dim, n=hidden, dtype=local.dtype)
     scatter(cost, "o_proj", local, hidden)
-    # Query and latent branch read the same state.
-    add(cost, "input_grad_sum", Phase.BACKWARD_INPUT, local.shard_tokens * hidden, local)
+    # Query, latent and gate branch read the same state.
+    branches = local.shard_tokens * hidden
+    times = 2 if spec.output_gate else 1
+    add(cost, "input_grad_sum", Phase.BACKWARD_INPUT, branches, local, times)

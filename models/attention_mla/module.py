@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flopwright.kernels.attention.cached import cached_attention
+from flopwright.kernels.output_gate.op import sigmoid_gate
 from flopwright.kernels.rope.frequencies import softmax_scale
 from flopwright.kernels.rope.op import mla_key_value, rope
 from flopwright.models.cache import LayerCache
@@ -49,7 +50,9 @@ class LatentAttention(nn.Module):
         self.spec, self._rotary, self.absorb = spec, rotary, True
         self.tensor, self.context = tensor or WholeMatrices(), context or WholeSequences()
         self.heads = spec.num_heads // self.tensor.size
-        self.scale = softmax_scale(spec.qk_head_dim, spec.rope.scaling)
+        scaling = None if spec.rope is None else spec.rope.scaling
+        self.scale = softmax_scale(spec.qk_head_dim, scaling)
+        eps = spec.latent_norm_eps or eps
         q_out, rank = self.heads * spec.qk_head_dim, spec.kv_lora_rank
         kv_out = self.heads * (spec.qk_nope_head_dim + spec.v_head_dim)
 
@@ -67,6 +70,11 @@ class LatentAttention(nn.Module):
         self.kv_a_proj_with_mqa = projection(hidden, rank + spec.qk_rope_head_dim)
         self.kv_a_layernorm = RmsNorm(rank, eps, dtype=dtype, device=device)
         self.kv_b_proj = projection(rank, kv_out)
+        if spec.output_gate:
+            self.g_proj = ColumnProjection(
+                hidden, self.heads * spec.v_head_dim, self.tensor, "g_proj", dtype=dtype,
+                device=device,
+            )  # fmt: skip
         self.o_proj = RowProjection(
             self.heads * spec.v_head_dim, hidden, self.tensor, "o_proj", dtype=dtype, device=device
         )
@@ -95,10 +103,10 @@ class LatentAttention(nn.Module):
             # Where nothing came before, keys and values of every head are made once anyway.
             if start > 0:
                 attend = self._absorbed if self.absorb else self._plain
-                return self._output(attend(q, *held))
+                return self._output(attend(q, *held), x)
         k, v = region("mla_up", self._keys_values, latent, key, cos, sin)
         out = region("core_attn", self.context.attend, q, k, v, self.scale, 0, keep=1)
-        return self._output(out)
+        return self._output(out, x)
 
     def _queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Returns [B, S, H, nope + rope], the rotary part turned."""
@@ -110,6 +118,9 @@ class LatentAttention(nn.Module):
     def _raised(self, x: Tensor, up: Projection, cos: Tensor, sin: Tensor) -> Tensor:
         raised = up(x)
         heads = raised.view(*raised.shape[:-1], self.heads, -1)
+        if self.spec.rope is None:
+            plain: Tensor = heads
+            return plain
         turned: Tensor = rope(heads, cos, sin, self.spec.qk_nope_head_dim, True)
         return turned
 
@@ -131,8 +142,12 @@ class LatentAttention(nn.Module):
         k, v = mla_key_value(kv, key, cos, sin, self.spec.qk_nope_head_dim)
         return k, v
 
-    def _output(self, out: Tensor) -> Tensor:
-        projected: Tensor = self.o_proj(out.flatten(2))
+    def _output(self, out: Tensor, x: Tensor) -> Tensor:
+        """Returns the projection of the values [B, S, H, V], gated by the state where asked."""
+        values = out.flatten(2)
+        if self.spec.output_gate:
+            values = sigmoid_gate(values, self.g_proj(x))
+        projected: Tensor = self.o_proj(values)
         return projected
 
     def _plain(self, q: Tensor, latent: Tensor, key: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from flopwright.kernels.cross_entropy.cost import cross_entropy
 from flopwright.kernels.linear.cost import linear
 from flopwright.kernels.linear_cross_entropy.cost import linear_cross_entropy
 from flopwright.kernels.rms_norm.cost import wide_bytes
+from flopwright.models.attn_res.cost import residual_mixture
 from flopwright.models.local import Local, gather
 from flopwright.models.norm.cost import norm
 from flopwright.ops import Collective, CostBuilder, Phase
@@ -18,14 +19,17 @@ from flopwright.spec.model import ModelSpec
 HEAD_AGAIN = "shared_head."
 # Of its part of the vocabulary a rank tells the others the log-sum-exp and the target's logit.
 _NUMBERS_A_TOKEN = 2
-
 # Head and loss in one tell it in two parts, the largest logit and what is above it.
 _NUMBERS_IN_ONE = 3
+
 
 def head(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
     """Adds the rows of layer num_layers; the vocabulary is cut over tp, and so are the logits."""
     shard, hidden = local.shard_tokens, spec.hidden_size
     cost.saved("input", shard * hidden * local.width)
+    if spec.attn_res_block is not None:
+        sources = spec.residual_sources(spec.num_layers)[0]
+        residual_mixture(cost, "output_attn_res", sources, hidden, local)
     norm(cost, "norm", rows=shard, width=hidden, dtype=local.dtype, kind=spec.norm)
     cost.saved("norm.out", shard * hidden * local.width, tag="norm")
     logits_and_loss(cost, spec, local)

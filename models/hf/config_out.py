@@ -8,6 +8,7 @@ from typing import Any, Final
 from flopwright.errors import InputError, Violation, did_you_mean
 from flopwright.models.hf.config import import_config
 from flopwright.models.hf.families import FAMILIES
+from flopwright.models.hf.kimi import write_kimi_k3, write_kimi_linear
 from flopwright.models.hf.rope import rope_fields
 from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec, Moe
 
@@ -15,7 +16,7 @@ Config = dict[str, Any]
 
 # Fields of a ModelSpec that no config.json has: what a model is called, and how it is trained.
 _NOT_IN_CONFIGS: Final = frozenset(
-    {"name", "source", "moe.bias_update_rate", "moe.sequence_balance_loss"}
+    {"name", "source", "moe.balance", "moe.bias_update_rate", "moe.sequence_balance_loss"}
 )
 
 
@@ -107,6 +108,8 @@ def _deepseek(spec: ModelSpec) -> Config:
     attn, moe = spec.attention, _moe(spec)
     if not isinstance(attn, MlaAttention):
         raise _wrong(spec, "attention.kind", attn.kind, "mla")
+    if attn.rope is None:
+        raise _wrong(spec, "attention.rope", "none", "rotary embedding")
     return {
         **_common(spec),
         **rope_fields(attn.rope),
@@ -131,6 +134,16 @@ def _deepseek(spec: ModelSpec) -> Config:
         "topk_method": "noaux_tc",
         "v_head_dim": attn.v_head_dim,
     }
+
+
+def _kimi(spec: ModelSpec) -> Config:
+    _moe(spec)
+    attn = spec.attention
+    if not isinstance(attn, MlaAttention):
+        raise _wrong(spec, "attention.kind", attn.kind, "mla")
+    if spec.linear_attention is None:
+        raise _wrong(spec, "linear_attention", "none", "linear attention in most layers")
+    return write_kimi_k3(spec) if spec.family == "kimi_k3" else write_kimi_linear(spec)
 
 
 def _gpt2(spec: ModelSpec) -> Config:
@@ -159,6 +172,8 @@ _WRITERS: Final[dict[str, Callable[[ModelSpec], Config]]] = {
     "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral,
     "gpt2": _gpt2,
+    "kimi_linear": _kimi,
+    "kimi_k3": _kimi,
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flopwright.models.hf.fields import Fields
+from flopwright.models.hf.kimi import read_kimi_k3, read_kimi_linear
 from flopwright.models.hf.rope import read_rope
 
 # Neither shape nor function of the model: identity, tokens, storage, generation defaults.
@@ -288,4 +289,10 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_moe": Family("qwen3_moe", ("Qwen3MoeForCausalLM",), _qwen3_moe),
     "mixtral": Family("mixtral", ("MixtralForCausalLM",), _mixtral),
     "gpt2": Family("gpt2", ("GPT2LMHeadModel",), _gpt2),
+    "kimi_linear": Family("kimi_linear", ("KimiLinearForCausalLM",), read_kimi_linear),
+    "kimi_k3": Family(
+        "kimi_k3",
+        ("KimiK3ForConditionalGeneration",),
+        lambda fields: read_kimi_k3(fields, HARMLESS),
+    ),
 }

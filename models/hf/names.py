@@ -50,12 +50,17 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
-    """How a family names the three matrices of expert `e`, and its router."""
+    """How a family names the three matrices of expert `e`, and its router.
+
+    Attributes:
+        prefix: what all of its names begin with.
+    """
 
     block: str
     gate: str
     up: str
     down: str
+    prefix: str = ""
 
 
 _PLAIN: Final = _Experts("mlp", "gate_proj", "up_proj", "down_proj")
@@ -66,7 +71,11 @@ _LAYOUTS: Final[dict[str, _Experts]] = {
     "qwen3": _PLAIN,
     "qwen3_moe": _PLAIN,
     "mixtral": _Experts("block_sparse_moe", "w1", "w3", "w2"),
+    "kimi_linear": _Experts("block_sparse_moe", "w1", "w3", "w2"),
+    "kimi_k3": _Experts("block_sparse_moe", "w1", "w3", "w2", "language_model."),
 }
+
+_OF_EXPERTS: Final = frozenset({"router", "shared_expert", "latent"})
 
 # Buffers that old releases saved and that follow from the config: never weights.
 _DERIVED: Final = re.compile(
@@ -116,12 +125,14 @@ def _whole(p: ParamTensor) -> Part:
 def _stored(p: ParamTensor, layout: _Experts) -> Iterator[Stored]:
     """Yields the stored tensors of one tensor in the layouts that name projections alike."""
     if p.role != "expert":
-        name = p.name
-        if p.role == "router":
+        name = layout.prefix + p.name
+        if p.role in _OF_EXPERTS or ".routed_expert_norm." in name:
             name = name.replace(".mlp.", f".{layout.block}.")
-        yield Stored(name, p.shape, (_whole(p),))
+        # Kimi Linear keeps one number a head as [1, 1, heads, 1].
+        turned = not layout.prefix and name.endswith(".A_log")
+        yield Stored(name, (1, 1, *p.shape, 1) if turned else p.shape, (_whole(p),))
         return
-    prefix, leaf = p.name.replace(".mlp.", f".{layout.block}.").rsplit(".", 1)
+    prefix, leaf = (layout.prefix + p.name).replace(".mlp.", f".{layout.block}.").rsplit(".", 1)
     experts, rows, columns = p.shape
     pieces = [(layout.down, 0, rows)]
     if leaf == "gate_up_proj":

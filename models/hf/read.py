@@ -257,6 +257,8 @@ def _layer_tensors(
         start = 0
         for part in stored.parts:
             p, rows = params[part.name], part.last - part.first
+            if len(stored.parts) == 1 and part.expert is None:
+                source = source.reshape(p.shape)
             piece = source[start : start + rows]
             start += rows
             target = dtype if dtype is not None and p.trainable else piece.dtype

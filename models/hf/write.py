@@ -238,7 +238,8 @@ def _cut(stored: Stored, i: int, rows: TensorRows, dtype: torch.dtype | None) ->
 def _stacked(pending: _Pending) -> Tensor:
     parts = [pending.parts.pop(i) for i in range(len(pending.stored.parts))]
     tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return tensor.t().contiguous() if pending.stored.transposed else tensor
+    stored = pending.stored
+    return tensor.t().contiguous() if stored.transposed else tensor.reshape(stored.shape)
 
 
 def _write_json(path: Path, data: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -12,13 +10,14 @@ from flopwright.kernels.memory_bound import memory_bound
 from flopwright.kernels.swiglu.cost import swiglu
 from flopwright.models.local import Local, add, gather, scatter
 from flopwright.ops import CostBuilder, Phase
+from flopwright.spec.model import Mlp
 
 TAG = "swiglu"
 
 
 def feed_forward(
     cost: CostBuilder,
-    kind: Literal["swiglu", "gelu"],
+    spec: Mlp,
     hidden: int,
     width: int,
     local: Local,
@@ -32,11 +31,11 @@ def feed_forward(
     t, n, dtype = local.tokens, width / local.tp, local.dtype
     inner = t * n
     gather(cost, f"{prefix}up", local, hidden)
-    names = ("gate_proj", "up_proj") if kind == "swiglu" else ("up_proj",)
+    names = ("gate_proj", "up_proj") if spec.gated else ("up_proj",)
     for name in names:
         linear(cost, prefix + name, rows=t, k=hidden, n=n, dtype=dtype, bias=bias)
         cost.saved(f"{prefix}{name}.out", inner * local.width, fp8=True)
-    if kind == "swiglu":
+    if spec.gated:
         swiglu(cost, f"{prefix}swiglu", rows=t, width=n, dtype=dtype, tag=TAG)
         add(cost, f"{prefix}input_grad_sum", Phase.BACKWARD_INPUT, t * hidden, local)
     else:

@@ -1,31 +1,33 @@
-"""Dense feed-forward block: SwiGLU (arXiv 2002.05202) or GELU."""
+"""Dense feed-forward block: SwiGLU (arXiv 2002.05202), SiTU-GLU (arXiv 2607.24653) or GELU."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flopwright.kernels.swiglu.op import swiglu
+from flopwright.kernels.swiglu.situ import situ_glu
 from flopwright.models.parallel import TensorParallel, WholeMatrices
 from flopwright.models.projection.module import Projection, RowProjection
 from flopwright.models.saving import narrow, region
+from flopwright.spec.model import Mlp
 
 # Recompute groups of the activation between the matrices.
 ACTIVATION: Final = ("swiglu", "act")
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate(x)) * up(x)), or down(gelu(up(x))) with the tanh form of GELU.
+    """down(silu(gate(x)) * up(x)), the same with SiTU-GLU, or down(gelu(up(x))) (tanh form).
 
     Tensor-parallel ranks cut `width` between them; `name` says in traces what travels.
     """
 
     def __init__(
         self,
-        kind: Literal["swiglu", "gelu"],
+        spec: Mlp,
         hidden: int,
         width: int,
         *,
@@ -36,9 +38,9 @@ class FeedForward(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.kind, self.name, self.tensor = kind, name, tensor or WholeMatrices()
+        self.spec, self.name, self.tensor = spec, name, tensor or WholeMatrices()
         width //= self.tensor.size
-        if kind == "swiglu":
+        if spec.gated:
             self.gate_proj = Projection(hidden, width, bias=bias, dtype=dtype, device=device)
         self.up_proj = Projection(hidden, width, bias=bias, dtype=dtype, device=device)
         self.down_proj = RowProjection(
@@ -47,13 +49,18 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns a tensor like x."""
-        if self.kind == "swiglu":
+        if self.spec.gated:
             gate, up = map(narrow, self._raised(x, self.gate_proj, self.up_proj))
-            inner = region(ACTIVATION, swiglu, gate, up)
+            inner = region(ACTIVATION, self._gated, gate, up)
         else:
             (up,) = self._raised(x, self.up_proj)
             inner = region(ACTIVATION, _gelu, narrow(up))
         out: Tensor = self.down_proj(inner)
+        return out
+
+    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        bounds = self.spec.bounds
+        out: Tensor = swiglu(gate, up) if bounds is None else situ_glu(gate, up, *bounds)
         return out
 
     def _raised(self, x: Tensor, *projections: Projection) -> tuple[Tensor, ...]:

@@ -20,6 +20,7 @@ from flopwright.kernels.router.cost import route
 from flopwright.kernels.swiglu.cost import swiglu
 from flopwright.models.local import Local, add
 from flopwright.models.mlp.cost import TAG, feed_forward
+from flopwright.models.norm.cost import norm
 from flopwright.ops import Array, Collective, CostBuilder, OpKind, Phase
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.model import ModelSpec, Moe
@@ -111,15 +112,18 @@ def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None
     FP8 storage applies to the up-projection's input and to SwiGLU's; recompute groups are
     "swiglu" and "moe_down" (the experts' results, which the combine weights need).
     """
-    moe, hidden = spec.moe, spec.hidden_size
+    moe, whole = spec.moe, spec.hidden_size
     assert moe is not None
-    _router(cost, moe, hidden, local)
+    _router(cost, moe, whole, local)
+    hidden = moe.latent_size or whole  # what experts see of a token
     t, k, dtype, m = local.shard_tokens, moe.top_k, local.dtype, moe.expert_intermediate_size
     experts, cut = moe.num_experts / local.ep, local.etp
     load = np.asarray(local.shape.expert_load, float)
     row_bytes = t * k * hidden * local.width
     arrived = row_bytes * load
     rows, inner = t * k * cut * load, m / cut
+    if moe.latent_size is not None:
+        linear(cost, "routed_expert_down_proj", rows=t, k=whole, n=hidden, dtype=dtype)
     cost.saved("order", t * k * _INDEX_BYTES)
     cost.saved("place", t * k * _INDEX_BYTES)
     permute(cost, "permute", tokens=t, top_k=k, width=hidden, dtype=dtype)
@@ -147,9 +151,21 @@ def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None
     )  # fmt: skip
     cost.saved("experts.out", row_bytes, tag=TAG_DOWN)
     unpermute(cost, "unpermute", tokens=t, top_k=k, width=hidden, dtype=dtype)
-    add(cost, "input_grad_sum", Phase.BACKWARD_INPUT, t * hidden, local)
+    if moe.latent_size is not None:
+        _out_of_latent(cost, whole, hidden, local)
+    add(cost, "input_grad_sum", Phase.BACKWARD_INPUT, t * whole, local)
     if moe.num_shared_experts:
         width = moe.num_shared_experts * m
-        feed_forward(cost, spec.mlp.kind, hidden, width, local, "shared_experts.")
-        add(cost, "shared_sum", Phase.FORWARD, t * hidden, local)
-        add(cost, "shared_grad_sum", Phase.BACKWARD_INPUT, t * hidden, local)
+        feed_forward(cost, spec.mlp, whole, width, local, "shared_experts.")
+        add(cost, "shared_sum", Phase.FORWARD, t * whole, local)
+        add(cost, "shared_grad_sum", Phase.BACKWARD_INPUT, t * whole, local)
+
+
+def _out_of_latent(cost: CostBuilder, hidden: int, latent: int, local: Local) -> None:
+    """Adds the norm of the experts' sum and the way back to the width of the model."""
+    t, dtype = local.shard_tokens, local.dtype
+    state = t * latent * local.width
+    cost.saved("routed_expert_norm.input", state)
+    norm(cost, "routed_expert_norm", rows=t, width=latent, dtype=dtype)
+    cost.saved("routed_expert_norm.out", state, tag="norm")
+    linear(cost, "routed_expert_up_proj", rows=t, k=latent, n=hidden, dtype=dtype)

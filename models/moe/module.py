@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from flopwright.kernels.grouped_gemm.op import grouped_gemm
 from flopwright.kernels.moe_permute.op import permute, sort_by_expert, unpermute
 from flopwright.kernels.swiglu.op import swiglu_packed
+from flopwright.kernels.swiglu.situ_packed import situ_glu_packed
 from flopwright.models.mlp.module import FeedForward
 from flopwright.models.moe.dispatch import Dispatched, Dispatcher, LocalDispatch
 from flopwright.models.moe.router import Router
+from flopwright.models.norm.module import RmsNorm
 from flopwright.models.parallel import ContextParallel, TensorParallel
+from flopwright.models.projection.module import Projection
 from flopwright.models.saving import drops, narrow, region, remembered, running_again
 from flopwright.spec.model import ModelSpec
 
@@ -29,7 +32,7 @@ class Experts(nn.Module):
     """The routed experts that live on this rank, stacked along dimension 0.
 
     `first_expert` is the global number of the first one, `width` this rank's part of the
-    inner width.
+    inner width, `bounds` those of SiTU-GLU, None for SwiGLU.
     """
 
     def __init__(
@@ -39,11 +42,12 @@ class Experts(nn.Module):
         hidden: int,
         width: int,
         *,
+        bounds: tuple[float, float] | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.first_expert = first_expert
+        self.first_expert, self.bounds = first_expert, bounds
         self.gate_up_proj = nn.Parameter(
             torch.empty(local, 2 * width, hidden, dtype=dtype, device=device)
         )
@@ -61,11 +65,18 @@ class Experts(nn.Module):
         """
         if part != "down":
             gate_up = narrow(grouped_gemm(narrow(rows), self.gate_up_proj, counts))
-            rows = region(ACTIVATION, swiglu_packed, gate_up)
+            rows = region(ACTIVATION, self._activated, gate_up)
         if part == "inner":
             return rows
         results: Tensor = grouped_gemm(rows, self.down_proj, counts)
         return results
+
+    def _activated(self, gate_up: Tensor) -> Tensor:
+        bounds = self.bounds
+        out: Tensor = (
+            swiglu_packed(gate_up) if bounds is None else situ_glu_packed(gate_up, *bounds)
+        )
+        return out
 
 
 class MixtureOfExperts(nn.Module):
@@ -104,12 +115,18 @@ class MixtureOfExperts(nn.Module):
         self.dispatcher: Dispatcher = dispatcher or LocalDispatch()
         self.gate = Router(moe, hidden, tensor=tensor, context=context, dtype=dtype, device=device)
         assert width % etp_size == 0
+        inside = moe.latent_size or hidden
+        if moe.latent_size is not None:
+            self.routed_expert_down_proj = Projection(hidden, inside, dtype=dtype, device=device)
+            self.routed_expert_norm = RmsNorm(inside, spec.norm_eps, dtype=dtype, device=device)
+            self.routed_expert_up_proj = Projection(inside, hidden, dtype=dtype, device=device)
         self.experts = Experts(
-            local, ep_rank * local, hidden, width // etp_size, dtype=dtype, device=device
-        )
+            local, ep_rank * local, inside, width // etp_size, bounds=spec.mlp.bounds,
+            dtype=dtype, device=device,
+        )  # fmt: skip
         self.shared_experts = (
             FeedForward(
-                spec.mlp.kind, hidden, moe.num_shared_experts * width, tensor=tensor,
+                spec.mlp, hidden, moe.num_shared_experts * width, tensor=tensor,
                 name="shared_experts", dtype=dtype, device=device,
             )
             if moe.num_shared_experts
@@ -127,10 +144,17 @@ class MixtureOfExperts(nn.Module):
         choices, weights = self.gate(tokens, replay, x.shape[0])
         order, place, counts = sort_by_expert(choices, self.spec.num_experts)
         self._record(choices, counts)
+        latent = self.spec.latent_size is not None
+        if latent:
+            tokens = self.routed_expert_down_proj(tokens)
         sent = permute(tokens, order, place, self.spec.top_k)
         arrived = self.dispatcher.dispatch(sent, counts)
         returned = self._results(arrived)
-        routed: Tensor = unpermute(returned, weights, order, place).view(x.shape)
+        routed: Tensor = unpermute(returned, weights, order, place)
+        if latent:
+            normed = region("norm", self.routed_expert_norm, routed)
+            routed = self.routed_expert_up_proj(normed)
+        routed = routed.view(x.shape)
         if self.shared_experts is not None:
             routed = routed + region("shared_experts", self.shared_experts, x)
         return routed
@@ -155,5 +179,6 @@ class MixtureOfExperts(nn.Module):
             self.loads = counts.clone() if self.loads is None else self.loads + counts
 
     def reset_loads(self) -> None:
-        """Forgets the summed loads; call it after `gate.update_bias_`."""
+        """Forgets the step's loads; call it after the bias update."""
         self.loads = None
+        self.gate.reset_counts()

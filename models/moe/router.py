@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from flopwright.kernels.balance_histogram.op import balance_histogram
+from flopwright.kernels.balance_histogram.reference import biases
 from flopwright.kernels.linear.op import linear
 from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.router.op import route
@@ -17,7 +20,11 @@ from flopwright.models.parallel import (
     WholeMatrices,
     WholeSequences,
 )
+from flopwright.models.saving import running_again
 from flopwright.spec.model import Moe
+
+# Bins of quantile balancing over a span of about 2: the error of a bias is at most 0.002.
+SCORE_BINS: Final = 1000
 
 
 class Router(nn.Module):
@@ -28,6 +35,8 @@ class Router(nn.Module):
 
     Attributes:
         balance_share: weight of a micro-batch's balance loss: 1 / micro-batches of a step.
+        counts: [E, SCORE_BINS] int64, under quantile balancing this rank's histogram of what
+            experts lack to be chosen, over forward passes in training since `reset_counts`.
     """
 
     e_score_correction_bias: Tensor | None
@@ -52,6 +61,8 @@ class Router(nn.Module):
         bias = torch.zeros(spec.num_experts, dtype=wide_dtype(dtype), device=device)
         self.register_buffer("e_score_correction_bias", bias if biased else None)
         self.balance_share = 1.0
+        self.counts: Tensor | None = None
+        self._range: tuple[float, float] | None = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
         bias = self.e_score_correction_bias
@@ -83,6 +94,8 @@ class Router(nn.Module):
             spec.norm_top_k_prob,
             spec.routed_scaling_factor,
         )
+        if spec.balance == "quantile" and self.training and torch.is_grad_enabled():
+            self._count(logits)
         if spec.sequence_balance_loss and self.training and torch.is_grad_enabled():
             weights = balanced(
                 weights,
@@ -118,3 +131,39 @@ class Router(nn.Module):
             # Whole numbers: a step of 67 million tokens counts past what fp32 can tell apart.
             below = torch.sign(loads.sum() - loads * loads.numel()).to(bias.dtype)
             bias.add_(below, alpha=self.spec.bias_update_rate)
+
+    @torch.no_grad()
+    def _count(self, logits: Tensor) -> None:
+        """Adds the tokens to the histogram: what stands between each score and the (k + 1)-th."""
+        if running_again():
+            return
+        bias, scores = self.e_score_correction_bias, torch.sigmoid(logits)
+        assert bias is not None
+        top = min(self.spec.top_k + 1, self.spec.num_experts)
+        alpha = (scores + bias).topk(top, -1).values[:, -1]
+        low, high = self._bounds(bias)
+        counts = balance_histogram(scores, alpha, low, high, SCORE_BINS).to(torch.int64)
+        self.counts = counts if self.counts is None else self.counts + counts
+
+    def _bounds(self, bias: Tensor) -> tuple[float, float]:
+        """Returns what the histogram spans: scores are in (0, 1), so are their differences."""
+        if self._range is None:
+            plain = bias.is_meta
+            low, high = (0.0, 0.0) if plain else (float(bias.min()), float(bias.max()))
+            self._range = low - 1, high + 1
+        return self._range
+
+    @torch.no_grad()
+    def update_quantiles_(self, counts: Tensor) -> None:
+        """Sets the bias so that every expert would have had its share of the step's tokens.
+
+        Args:
+            counts: as `counts`, summed over all ranks that saw other tokens.
+        """
+        bias = self.e_score_correction_bias
+        assert bias is not None
+        bias.copy_(biases(counts, *self._bounds(bias), self.spec.top_k))
+
+    def reset_counts(self) -> None:
+        """Forgets the histogram and its span; call it after `update_quantiles_`."""
+        self.counts, self._range = None, None

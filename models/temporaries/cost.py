@@ -121,7 +121,7 @@ def _feed_forward(moments: _Moments, spec: ModelSpec, width: int, prefix: str) -
     # A cut layer gathers the gradient of its scattered output.
     gathered = np.where(np.logical_and(local.tp > 1, local.sequence_parallel), whole, 0.0)
     moments.row(f"{prefix}down_proj", gathered + inner + weight)
-    if spec.mlp.kind == "swiglu":
+    if spec.mlp.gated:
         moments.row(f"{prefix}swiglu", gathered + 3 * inner - inner)
         moments.row(f"{prefix}up_proj", whole + weight + 2 * inner - 3 * inner)
     else:
@@ -141,14 +141,15 @@ def _mixture(moments: _Moments, spec: ModelSpec) -> None:
     if moe.num_shared_experts:
         shared = moe.num_shared_experts * m
         _feed_forward(moments, spec, shared, "mlp.shared_experts.")
-        kept = (3 if spec.mlp.kind == "swiglu" else 2) * local.tokens * shared / local.tp
+        kept = (3 if spec.mlp.gated else 2) * local.tokens * shared / local.tp
         waits = shard * hidden  # the gradient of the block's input, for its sum
         held = moments.held + (waits - kept) * local.width
         moments = _Moments(moments.cost, local, held, moments.weights)
-    out, inner = arrived * hidden, arrived * width
-    matrices = moments.weights * experts * width * hidden
+    inside = moe.latent_size or hidden
+    out, inner = arrived * inside, arrived * width
+    matrices = moments.weights * experts * width * inside
     # Each row's gradient, its product with the row, and the sums of that for the weights.
-    moments.row("mlp.unpermute", 2 * rows * hidden, rows * wide_bytes(local.dtype))
+    moments.row("mlp.unpermute", 2 * rows * inside, rows * wide_bytes(local.dtype))
     moments.row("mlp.experts.down_proj", inner + matrices)
     moments.row("mlp.experts.swiglu", 5 * inner - out - inner)
     moments.row("mlp.experts.gate_up_proj", 2 * matrices - inner)

@@ -8,7 +8,9 @@ that its ops save for the backward pass, parameters excluded, each once.
 from __future__ import annotations
 
 from flopwright.models.attention_gqa.cost import grouped_query_attention
+from flopwright.models.attention_kda.cost import delta_attention
 from flopwright.models.attention_mla.cost import latent_attention
+from flopwright.models.attn_res.cost import residual_mixture
 from flopwright.models.embedding.cost import embeddings
 from flopwright.models.head.cost import HEAD_AGAIN, head
 from flopwright.models.local import Local, add
@@ -17,7 +19,7 @@ from flopwright.models.moe.cost import mixture_of_experts
 from flopwright.models.mtp.cost import prediction_inputs
 from flopwright.models.norm.cost import norm
 from flopwright.ops import BlockCost, CostBuilder, Phase, ShardShape
-from flopwright.spec.model import MlaAttention, ModelSpec
+from flopwright.spec.model import KdaAttention, MlaAttention, ModelSpec
 from flopwright.spec.parameters import EMBEDDING_LAYER
 
 
@@ -27,16 +29,22 @@ def _attention_half(
     hidden, shard = spec.hidden_size, local.shard_tokens
     state = shard * hidden * local.width
     cost.saved("input", state)
+    if spec.attn_res_block is not None:
+        sources = spec.residual_sources(layer)[0]
+        residual_mixture(cost, "self_attention_res", sources, hidden, local)
     norm(cost, "input_layernorm", rows=shard, width=hidden, dtype=local.dtype, kind=spec.norm)
     cost.saved("input_layernorm.out", state, tag="norm")
-    block = CostBuilder()
-    if isinstance(spec.attention, MlaAttention):
-        latent_attention(block, spec.attention, hidden, local)
+    block, attn = CostBuilder(), spec.attention_of(layer)
+    if isinstance(attn, MlaAttention):
+        latent_attention(block, attn, hidden, local)
+    elif isinstance(attn, KdaAttention):
+        delta_attention(block, attn, hidden, local)
     else:
         window = spec.sliding_window(layer)
-        grouped_query_attention(block, spec.attention, hidden, local, window)
+        grouped_query_attention(block, attn, hidden, local, window)
     cost.extend(block.build(candidates), "self_attn.")
-    _residual(cost, "self_attn.residual", spec, local)
+    if not spec.begins_block(layer):  # there the running sum begins with this result
+        _residual(cost, "self_attn.residual", spec, local)
 
 
 def _feed_forward_half(
@@ -45,6 +53,9 @@ def _feed_forward_half(
     hidden, shard = spec.hidden_size, local.shard_tokens
     state = shard * hidden * local.width
     cost.saved("hidden", state)
+    if spec.attn_res_block is not None:
+        sources = spec.residual_sources(layer)[1]
+        residual_mixture(cost, "mlp_res", sources, hidden, local)
     norm(
         cost, "post_attention_layernorm", rows=shard, width=hidden, dtype=local.dtype,
         kind=spec.norm,
@@ -55,7 +66,7 @@ def _feed_forward_half(
         mixture_of_experts(block, spec, local)
     else:
         width, bias = spec.mlp.intermediate_size, spec.mlp.bias
-        feed_forward(block, spec.mlp.kind, hidden, width, local, bias=bias)
+        feed_forward(block, spec.mlp, hidden, width, local, bias=bias)
     cost.extend(block.build(candidates), "mlp.")
     _residual(cost, "mlp.residual", spec, local)
 

@@ -25,8 +25,14 @@ def weight_std(spec: ModelSpec, name: str) -> float:
     0.5 / sqrt(hidden) (0.006 at DeepSeek-V3's width, as in arXiv 2412.19437); what is added
     to the residual stream 2 * num_layers times is smaller by the root of that.
     """
+    if "conv1d" in name and spec.linear_attention is not None:
+        return 1 / math.sqrt(3 * spec.linear_attention.conv_kernel)
+    if "_res_proj" in name:  # every source weighs the same at first
+        return 0.0
     std = 0.5 / math.sqrt(spec.hidden_size)
-    if "o_proj" in name or "down_proj" in name:
+    into_latent = "routed_expert_down_proj" in name
+    added = ("o_proj", "down_proj", "routed_expert_up_proj")
+    if any(part in name for part in added) and not into_latent:
         std /= math.sqrt(2 * spec.num_layers)
     return std
 
@@ -40,6 +46,31 @@ def _generator(seed: int, name: str, expert: int | None) -> torch.Generator:
 def _drawn(shape: tuple[int, ...], std: float, generator: torch.Generator) -> Tensor:
     # Drawn on the CPU in fp32, so that device and dtype do not change the draw.
     return torch.randn(shape, generator=generator).mul_(std)
+
+
+# Steps that a decay begins with, drawn log-uniformly, and the rates of softplus decays.
+_STEPS: Final = (0.001, 0.1)
+_RATES: Final = (1.0, 16.0)
+
+
+def decay_values(
+    spec: ModelSpec, shape: tuple[int, ...], leaf: str, seed: int, name: str
+) -> Tensor:
+    """Returns the first values of a KDA block's A_log or dt_bias, fp32.
+
+    b is the inverse softplus of a step. The bounded form begins with A_log 0 (arXiv
+    2607.24653), the other with the logarithm of a rate; both as the released code has them.
+    """
+    assert spec.linear_attention is not None
+    bound = spec.linear_attention.decay_lower_bound
+    uniform = torch.rand(shape, generator=_generator(seed, name, None))
+    if leaf == "A_log":
+        if bound is not None:
+            return torch.zeros(shape)
+        return (_RATES[0] + uniform * (_RATES[1] - _RATES[0])).log()
+    low, high = (math.log(step) for step in _STEPS)
+    step = (low + uniform * (high - low)).exp()
+    return step + torch.log(-torch.expm1(-step))
 
 
 @dataclass(frozen=True)
@@ -89,7 +120,12 @@ def init_weights_(module: nn.Module, spec: ModelSpec, seed: int) -> None:
     places: Places = getattr(module, "places", _WHOLE)
     draw = _Draw(spec, seed, places, first, {p.name: p for p in parameters(spec)})
     for name, p in module.named_parameters():
-        if p.ndim == 1:
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf in {"A_log", "dt_bias"}:
+            whole = draw.tensors[name]
+            values = decay_values(spec, whole.shape, leaf, seed, name)
+            p.copy_(own_part(values, tensor_cuts(whole), places))
+        elif p.ndim == 1:
             p.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
             draw.fill_(name, p)

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from flopwright.models.attention_gqa.module import GroupedQueryAttention
+from flopwright.models.attention_kda.module import DeltaAttention
 from flopwright.models.attention_mla.module import LatentAttention
-from flopwright.models.cache import KvCache, LayerCache, make_cache
+from flopwright.models.attn_res.module import mixed_and_normed
+from flopwright.models.cache import KvCache, make_cache
 from flopwright.models.embedding.module import Embedding
 from flopwright.models.head.module import loss as loss
 from flopwright.models.mlp.module import FeedForward
 from flopwright.models.moe.dispatch import Dispatcher
 from flopwright.models.moe.module import MixtureOfExperts
-from flopwright.models.norm.module import NORMS
+from flopwright.models.norm.module import NORMS, RmsNorm
 from flopwright.models.parallel import (
     ContextParallel,
     TensorParallel,
@@ -28,33 +30,11 @@ from flopwright.models.projection.module import Head, Projection
 from flopwright.models.rotary import RotaryTable
 from flopwright.models.saving import layer_region, region
 from flopwright.models.transformer.init import init_weights_ as init_weights_
+from flopwright.models.transformer.layers import Layer as Layer
+from flopwright.models.transformer.layers import MixedLayer
 from flopwright.plan.sharding import Axis, Cut, tensor_cuts
-from flopwright.spec.model import MlaAttention, ModelSpec
+from flopwright.spec.model import KdaAttention, MlaAttention, ModelSpec
 from flopwright.spec.parameters import EMBEDDING_LAYER, layer_parameters
-
-
-class Layer(nn.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x))."""
-
-    def __init__(
-        self, attention: nn.Module, mlp: nn.Module, norms: tuple[nn.Module, nn.Module]
-    ) -> None:
-        super().__init__()
-        self.input_layernorm, self.self_attn = norms[0], attention
-        self.post_attention_layernorm, self.mlp = norms[1], mlp
-
-    def forward(self, x: Tensor, cache: LayerCache | None = None, start: int = 0) -> Tensor:
-        """Returns hidden states like x [batch, seq, hidden].
-
-        Args:
-            cache: what attention keeps of the positions before `start`; x's are added.
-            start: position of the first state in x.
-        """
-        x = x + self.self_attn(region("norm", self.input_layernorm, x), cache, start)
-        normed = region("norm", self.post_attention_layernorm, x)
-        block = "moe" if isinstance(self.mlp, MixtureOfExperts) else "mlp"
-        out: Tensor = x + region(block, self.mlp, normed)
-        return out
 
 
 class Body(nn.Module):
@@ -62,6 +42,8 @@ class Body(nn.Module):
 
     embed_tokens: Embedding | None
     embed_positions: Embedding | None
+    output_attn_res_norm: RmsNorm | None
+    output_attn_res_proj: Projection | None
     norm: nn.Module | None
 
     def __init__(self, layers: dict[str, Layer]) -> None:
@@ -70,6 +52,8 @@ class Body(nn.Module):
         self.register_module("embed_tokens", None)
         self.register_module("embed_positions", None)
         self.layers = nn.ModuleDict(layers)
+        self.register_module("output_attn_res_norm", None)
+        self.register_module("output_attn_res_proj", None)
         self.register_module("norm", None)
 
 
@@ -168,16 +152,39 @@ class Stage(nn.Module):
         """
         return self.tensor.loss(logits, targets, self.spec.vocab_size)
 
-    def head(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+    def head(self, x: Tensor, targets: Tensor | None = None, *finished: Tensor) -> Tensor:
         """Returns the logits [B, S, this rank's part of the vocabulary] of hidden states.
 
         With targets [B, S] it returns the mean nats a token, and no logits ever stand whole.
+        Of attention residuals x is the running sum, and behind it come the finished ones.
         """
-        assert self.model.norm is not None
         assert self.lm_head is not None
-        normed = region("norm", self.model.norm, x)
+        normed = self._normed(x, *finished)
         out: Tensor = self.lm_head(normed) if targets is None else self.lm_head(normed, targets)
         return out
+
+    def _normed(self, x: Tensor, *finished: Tensor) -> Tensor:
+        """Returns the last norm of hidden states, or of the last mixture of sums."""
+        model = self.model
+        assert model.norm is not None
+        if model.output_attn_res_proj is None or model.output_attn_res_norm is None:
+            plain: Tensor = region("norm", model.norm, x)
+            return plain
+        query, norm = model.output_attn_res_proj, model.output_attn_res_norm
+        return mixed_and_normed((*finished, x), query, norm, model.norm)
+
+    def _sums(self, x: Tensor, cache: KvCache | None, start: int) -> tuple[Tensor, ...]:
+        """Returns the sums of attention residuals behind the layers, the running one last."""
+        first = self.layer_numbers[0]
+        count = 1 if self.has_embedding else self.spec.residual_sources(first)[0]
+        *finished, x = x.chunk(count)
+        for place, (number, block) in enumerate(self.model.layers.items()):
+            held = None if cache is None else cache.layers[int(number)]
+            out = layer_region(place, block, x, held, start, *finished)
+            if self.spec.begins_block(int(number)):
+                finished.append(x)
+            x = out
+        return (*finished, x)
 
     def make_cache(self, batch: int, capacity: int) -> KvCache:
         """Returns an empty cache of this stage's layers, in its dtype and on its device."""
@@ -191,6 +198,9 @@ class Stage(nn.Module):
     ) -> Tensor:
         """Returns logits where the stage holds the head, otherwise hidden states.
 
+        With attention residuals hidden states between stages are the finished sums and the
+        running one, one behind the other: [sources * B, S', hidden].
+
         Args:
             x: tokens [B, S] int64 where it holds the embeddings, otherwise hidden states
                 [B, S', hidden].
@@ -200,10 +210,13 @@ class Stage(nn.Module):
         start = 0 if cache is None else cache.advance(x.shape[1])
         if self.has_embedding:
             x = self.embed(x, start)
-        for place, (number, block) in enumerate(self.model.layers.items()):
-            held = None if cache is None else cache.layers[int(number)]
-            x = layer_region(place, block, x, held, start)
-        return self.head(x, targets) if self.has_head else x
+        if self.spec.attn_res_block is None:
+            for place, (number, block) in enumerate(self.model.layers.items()):
+                held = None if cache is None else cache.layers[int(number)]
+                x = layer_region(place, block, x, held, start)
+            return self.head(x, targets) if self.has_head else x
+        *finished, x = self._sums(x, cache, start)
+        return self.head(x, targets, *finished) if self.has_head else torch.cat((*finished, x))
 
 
 def _rotary(spec: ModelSpec, context: ContextParallel) -> RotaryTable | None:
@@ -252,7 +265,13 @@ class _Builder:
         return stop - start
 
     def attention(self, layer: int, rotary: RotaryTable | None) -> nn.Module:
-        attn, hidden, eps = self.spec.attention, self.spec.hidden_size, self.spec.norm_eps
+        attn, hidden, eps = (
+            self.spec.attention_of(layer),
+            self.spec.hidden_size,
+            self.spec.norm_eps,
+        )
+        if isinstance(attn, KdaAttention):
+            return DeltaAttention(attn, hidden, eps, **self.shared)
         if isinstance(attn, MlaAttention):
             assert rotary is not None
             return LatentAttention(attn, hidden, eps, rotary, **self.shared)
@@ -273,7 +292,7 @@ class _Builder:
             )
         mlp = spec.mlp
         return FeedForward(
-            mlp.kind,
+            mlp,
             spec.hidden_size,
             mlp.intermediate_size,
             bias=mlp.bias,
@@ -283,7 +302,17 @@ class _Builder:
 
     def layer(self, number: int, rotary: RotaryTable | None) -> Layer:
         norms = (self.norm(), self.norm())
-        return Layer(self.attention(number, rotary), self.feed_forward(number), norms)
+        parts = self.attention(number, rotary), self.feed_forward(number)
+        if self.spec.attn_res_block is None:
+            return Layer(*parts, norms)
+        sites = (self.site(), self.site())
+        return MixedLayer(*parts, norms, sites, self.spec.begins_block(number))
+
+    def site(self) -> tuple[RmsNorm, Projection]:
+        """Returns the norm and the query of one mixture over depth."""
+        hidden = self.spec.hidden_size
+        norm = RmsNorm(hidden, self.spec.norm_eps, **self.place)
+        return norm, Projection(hidden, 1, **self.place)
 
     def head(self) -> Head:
         spec, rows = self.spec, self._own_vocabulary()
@@ -332,6 +361,8 @@ def build_stage(
         if spec.positions == "learned":
             body.embed_positions = make.position_table()
     if stage.has_head:
+        if spec.attn_res_block is not None:
+            body.output_attn_res_norm, body.output_attn_res_proj = make.site()
         body.norm, stage.lm_head = make.norm(), make.head()
         if spec.tied_embeddings and body.embed_tokens is not None:
             stage.lm_head.weight = body.embed_tokens.weight

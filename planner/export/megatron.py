@@ -18,7 +18,7 @@ from flopwright.planner.export.megatron_model import Flag, model_flags
 from flopwright.planner.export.target import header
 from flopwright.planner.export.text import TargetFile, omission_lines, that_apply
 from flopwright.planner.export.unsaid import NOWHERE, unsaid
-from flopwright.spec.model import GqaAttention, MlaAttention, YarnScaling
+from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec, YarnScaling
 from flopwright.spec.workload import Workload
 
 FILE: Final = "megatron_args.sh"
@@ -83,7 +83,9 @@ def _check(plan: PlanFile) -> None:
                 nearest_fix="use 1f1b, or interleaved_1f1b with vpp above 1",
             )
         )
-    scaling = model.attention.rope.scaling if isinstance(model.attention, MlaAttention) else None
+    found += list(_unknown_blocks(model))
+    rope = model.attention.rope if isinstance(model.attention, MlaAttention) else None
+    scaling = None if rope is None else rope.scaling
     if scaling is not None and not isinstance(scaling, YarnScaling):
         found.append(
             Violation(
@@ -103,6 +105,25 @@ def _check(plan: PlanFile) -> None:
         )
     if found:
         raise InputError(found)
+
+
+def _unknown_blocks(model: ModelSpec) -> Iterator[Violation]:
+    """Yields the parts of a model that Megatron-LM has no arguments for."""
+    attention, moe = model.attention, model.moe
+    latent = isinstance(attention, MlaAttention)
+    parts = (
+        ("linear_attention", model.linear_attention is not None),
+        ("attn_res_block", model.attn_res_block is not None),
+        ("attention.rope", latent and attention.rope is None),
+        ("attention.output_gate", isinstance(attention, MlaAttention) and attention.output_gate),
+        ("mlp.kind", model.mlp.kind == "situ_glu"),
+        ("moe.latent_size", moe is not None and moe.latent_size is not None),
+        ("moe.balance", moe is not None and moe.balance == "quantile"),
+    )
+    for field, there in parts:
+        if there:
+            rule = "Megatron-LM has no arguments for it"
+            yield Violation(field=f"model.{field}", rule=rule, nearest_fix="use another target")
 
 
 def _parallel_flags(plan: PlanFile) -> Iterator[Flag]:

@@ -23,7 +23,7 @@ def model_flags(model: ModelSpec) -> Iterator[Flag]:
     yield "--vocab-size", str(model.vocab_size)
     yield "--normalization", "RMSNorm" if model.norm == "rms_norm" else "LayerNorm"
     yield "--norm-epsilon", f"{model.norm_eps:g}"
-    if model.mlp.kind == "swiglu":
+    if model.mlp.gated:
         yield ("--swiglu",)
     if not model.mlp.bias:
         yield ("--disable-bias-linear",)
@@ -71,9 +71,11 @@ def _attention_flags(model: ModelSpec) -> Iterator[Flag]:
 
 
 def _mla_rope_flags(attention: MlaAttention) -> Iterator[Flag]:
+    rope = attention.rope
+    assert rope is not None, "refused before (megatron.py)"
     yield "--position-embedding-type", "rope"
-    yield "--rotary-base", f"{attention.rope.theta:.0f}"
-    scaling = attention.rope.scaling
+    yield "--rotary-base", f"{rope.theta:.0f}"
+    scaling = rope.scaling
     if not isinstance(scaling, YarnScaling):
         yield "--rope-type", "rope"
         return

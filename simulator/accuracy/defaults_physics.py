@@ -93,7 +93,7 @@ def _saved_bytes(model: ModelSpec) -> float:
     width = float(model.mlp.intermediate_size)
     if moe is not None:
         width = moe.expert_intermediate_size * float(moe.top_k + moe.num_shared_experts)
-    matrices = 6.0 if model.mlp.kind == "swiglu" or moe is not None else 4.0
+    matrices = 6.0 if model.mlp.gated or moe is not None else 4.0
     routed = 4.0 * model.hidden_size * moe.top_k if moe is not None else 0.0
     return 8.0 * model.hidden_size + 4.0 * q + 2.0 * kv + matrices * width + routed
 

@@ -128,7 +128,7 @@ def _scores(rows: dict[str, _Row], spec: ModelSpec, local: Local, dropout: bool)
 def _eager(rows: dict[str, _Row], spec: ModelSpec, local: Local) -> None:
     """Adds the activated gate and keys and values repeated to every head."""
     for prefix in ("mlp.", "mlp.shared_experts."):
-        if spec.mlp.kind == "swiglu" and f"{prefix}inner" in rows:
+        if spec.mlp.gated and f"{prefix}inner" in rows:
             inner = rows[f"{prefix}inner"]
             rows[f"{prefix}activated_gate"] = _Row(inner.tag, inner.nbytes)
     if "mlp.experts.inner" in rows:

@@ -220,7 +220,7 @@ def _one_of_each_shape(scenario: Scenario, plan: ParallelPlan) -> float:
         total += heads * attention.v_head_dim * hidden
     else:
         total = hidden * attention.head_dim * 2 * (heads + attention.num_kv_heads)
-    gate = 2 if model.mlp.kind == "swiglu" else 1
+    gate = 2 if model.mlp.gated else 1
     kinds = {model.is_moe_layer(i) for i in range(model.num_layers)}
     if False in kinds:
         total += (gate + 1) * hidden * model.mlp.intermediate_size

@@ -41,8 +41,8 @@ def check_candidates(scenario: Scenario, candidates: Candidates) -> None:
     rules = (
         ("micro_batch_size", batch % (c.micro_batch_size * c.dp) != 0,
          f"micro_batch_size*dp must divide global_batch_size ({batch})"),
-        ("tp", model.attention.num_heads % c.tp != 0,
-         f"must divide the attention heads ({model.attention.num_heads})"),
+        ("tp", model.common_heads % c.tp != 0,
+         f"must divide the attention heads ({model.common_heads})"),
         ("ep", experts % c.ep != 0, f"must divide the routed experts ({experts})"),
         ("ep", (c.dp_shard * c.cp * c.tp) % c.ep != 0, "must divide dp_shard*cp*tp"),
         ("pp", c.pp * c.vpp > model.num_layers,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.spec.model import ModelSpec
+from flopwright.spec.model import KdaAttention, ModelSpec
 from flopwright.spec.parameters import EMBEDDING_LAYER
 
 EMBEDDING: Final = "embedding"
@@ -18,6 +18,8 @@ MOE: Final = "moe"
 HEAD: Final = "head"
 _PREDICTION: Final = "_mtp"  # a multi-token-prediction module, the head once more inside
 _WINDOWED: Final = "_window"  # the same layer, attending within a sliding window
+_LINEAR: Final = "_linear"  # the same with linear attention
+_MIXED: Final = "_mixed_"  # reading mixtures of so many sources (attention, feed-forward)
 
 
 def representatives(spec: ModelSpec) -> dict[str, int]:
@@ -50,7 +52,14 @@ def kind_of(spec: ModelSpec, layer: int) -> str:
     kind = MOE if spec.is_moe_layer(layer) else DENSE
     if layer > spec.num_layers:
         return kind + _PREDICTION
-    return kind if spec.sliding_window(layer) is None else kind + _WINDOWED
+    if isinstance(spec.attention_of(layer), KdaAttention):
+        kind += _LINEAR
+    elif spec.sliding_window(layer) is not None:
+        kind += _WINDOWED
+    if spec.attn_res_block is not None:
+        first, second = spec.residual_sources(layer)
+        kind += f"{_MIXED}{first}_{second}"
+    return kind
 
 
 def is_transformer_layer(kind: str) -> bool:

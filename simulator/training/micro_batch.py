@@ -82,7 +82,7 @@ def micro_batch(
     micro = _Micro(scenario, candidates, calibration, pick, share)
     copied = offloaded_bytes(candidates, saved, fp8)
     forward, backward, beside_s = micro.sides(copied, params, data_s)
-    nbytes = send_bytes(scenario, kinds.combos)
+    nbytes = send_bytes(scenario, kinds.combos, candidates)
     send_s, notes = send_seconds(scenario, candidates, calibration, nbytes, _stage_of(pick))
     return MicroBatch(
         pick=pick,

@@ -163,7 +163,7 @@ class _Lists:
         pipeline = self._group("pp")
         kind, peer = _MESSAGES[action.kind], pipeline[action.peer]
         ends = (self.rank, peer) if kind == "send" else (peer, self.rank)
-        nbytes = int(send_bytes(self.scenario, self._combos)[0])
+        nbytes = int(send_bytes(self.scenario, self._combos, self._candidates)[0])
         return Call(str(action), kind, ends, nbytes)
 
     def _of_chunk(self, action: Action) -> Iterator[_OfChunk]:

@@ -24,7 +24,12 @@ _CORE = "self_attn.attention"
 _TRAVELS: Final = {
     "norm": ("self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"),
     "mla_up": ("self_attn.q_up",),
-    "core_attn": ("self_attn.kv_context", "self_attn.heads", "self_attn.heads_out"),
+    "core_attn": (
+        "self_attn.kv_context",
+        "self_attn.state_context",
+        "self_attn.heads",
+        "self_attn.heads_out",
+    ),
     "moe_down": ("mlp.combine", "mlp.combine.regroup", "mlp.experts.results"),
 }
 # Sums that are no part of a block that is recomputed as a whole.

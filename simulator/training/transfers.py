@@ -15,6 +15,7 @@ from flopwright.simulator.training.combos import ShardCombos
 from flopwright.simulator.training.optimizer import host_link
 from flopwright.simulator.training.overlap import Classes, hidden_share
 from flopwright.spec.cluster import DTYPE_BYTES, LinkSpec
+from flopwright.spec.model import ModelSpec
 from flopwright.spec.scenario import Scenario
 
 
@@ -75,12 +76,31 @@ def offloaded_bytes(candidates: Candidates, saved: Array, fp8: Array) -> Array:
     return np.asarray(saved + np.where(candidates.fp8_activations > 0, 0.0, fp8))
 
 
-def send_bytes(scenario: Scenario, combos: ShardCombos) -> Array:
+def send_bytes(scenario: Scenario, combos: ShardCombos, candidates: Candidates) -> Array:
     """Returns the bytes of one micro-batch's hidden states on a rank, by candidate."""
     width = DTYPE_BYTES[scenario.workload.precision.compute]
     tokens = combos.micro_batch_size * scenario.workload.seq_len / combos.cp
     cut = np.where(combos.sequence_parallel > 0, combos.tp, 1.0)
-    return np.asarray((tokens * scenario.model.hidden_size * width / cut)[combos.index])
+    once = (tokens * scenario.model.hidden_size * width / cut)[combos.index]
+    if scenario.model.attn_res_block is None:
+        return np.asarray(once)
+    depths = zip(candidates.pp.tolist(), candidates.vpp.tolist(), strict=True)
+    return np.asarray(once * [sums_sent(scenario.model, pp, vpp) for pp, vpp in depths])
+
+
+def sums_sent(model: ModelSpec, pp: int, vpp: int) -> float:
+    """Returns how many hidden states a hop between chunks carries on average.
+
+    1, but with attention residuals the running sum and the finished ones that the receiving
+    stage does not hold from its chunk before (arXiv 2607.24653, 5.1). Chunks of equal depth.
+    """
+    block, chunks = model.attn_res_block, pp * vpp
+    if block is None or chunks == 1:
+        return 1.0
+    finished = [-(-round(model.num_layers * (c + 1) / chunks) // block) for c in range(chunks)]
+    held = [0] * (pp - 1) + finished[: chunks - pp]
+    new = [finished[c] - held[c] for c in range(chunks - 1)]
+    return 1.0 + sum(new) / len(new)
 
 
 def send_seconds(

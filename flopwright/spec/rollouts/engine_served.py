@@ -22,6 +22,7 @@ from flopwright.spec.model import (
     Moe,
     Size,
 )
+from flopwright.spec.model import KdaAttention as KdaAttention
 from flopwright.units import Bytes, Seconds
 
 FP8_TENSOR: Final = WeightFormat(
@@ -35,32 +36,6 @@ FormatName = Literal["bf16", "fp8", "block_fp8", "int4_g32", "mxfp4", "nvfp4"]
 ServedRole = Literal["attention", "mlp", "expert", "shared_expert", "embedding", "head"]
 CacheType = Literal["bf16", "fp8"]
 CACHE_BYTES: Final[dict[str, int]] = {"bf16": 2, "fp8": 1, "fp32": 4}
-
-
-class KdaAttention(Spec):
-    """Kimi delta attention: a state of head_dim x head_dim a head instead of a growing cache.
-
-    Attributes:
-        gate_rank: inner width of the decay's two matrices.
-        output_gate_rank: that of the output gate; None: one full matrix.
-    """
-
-    kind: Literal["kda"] = "kda"
-    num_heads: Size
-    head_dim: Size
-    conv_kernel: PositiveInt = 4
-    gate_rank: Size | None = None
-    output_gate_rank: Size | None = None
-
-    @property
-    def state_values(self) -> int:
-        """Values of one sequence's state in one layer."""
-        return self.num_heads * self.head_dim**2
-
-    @property
-    def conv_values(self) -> int:
-        """Values that the short convolutions of q, k and v keep of one sequence."""
-        return 3 * self.num_heads * self.head_dim * (self.conv_kernel - 1)
 
 
 ServedAttention = Annotated[
@@ -254,15 +229,23 @@ def served_model(
     return bare.in_format(release, kv_dtype)
 
 
-def _kind_of(spec: ModelSpec, layer: int) -> tuple[bool, int | None]:
-    return spec.is_moe_layer(layer), spec.sliding_window(layer)
+def _kind_of(spec: ModelSpec, layer: int) -> tuple[bool, int | None, str]:
+    return spec.is_moe_layer(layer), spec.sliding_window(layer), spec.attention_of(layer).kind
 
 
 def _layers(spec: ModelSpec, layer: int, count: int) -> ServedLayers:
-    attn: Attention = spec.attention
+    attn: Attention | KdaAttention = spec.attention_of(layer)
+    gated = isinstance(attn, MlaAttention) and attn.output_gate
+    if gated:  # here a gate belongs to the layers
+        attn = attn.model_copy(update={"output_gate": False})
     if isinstance(attn, GqaAttention) and spec.sliding_window(layer) is None:
         attn = attn.model_copy(update={"sliding_window": None})
     moe = spec.moe if spec.is_moe_layer(layer) else None
     return ServedLayers(
-        count=count, attention=attn, moe=moe, mlp=None if moe is not None else spec.mlp
+        count=count,
+        attention=attn,
+        moe=None if moe is None else moe.model_copy(update={"latent_size": None}),
+        mlp=None if moe is not None else spec.mlp,
+        output_gate=gated,
+        latent_size=None if moe is None else moe.latent_size,
     )

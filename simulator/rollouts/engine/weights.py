@@ -85,7 +85,7 @@ def _kda(attn: KdaAttention, hidden: int, out: int) -> Iterator[Matrix]:
 def feed_forward_matrices(group: ServedLayers, hidden: int) -> Iterator[Matrix]:
     """Yields the matrices of one layer behind its attention; gate and up are one."""
     if group.mlp is not None:
-        wide = 2 if group.mlp.kind == "swiglu" else 1
+        wide = 2 if group.mlp.gated else 1
         size = group.mlp.intermediate_size
         yield Matrix("gate_up_proj", "mlp", wide * size, hidden, "dense")
         yield Matrix("down_proj", "mlp", hidden, size, "dense")

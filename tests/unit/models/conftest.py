@@ -20,6 +20,10 @@ BYTES_ONLY = {
     "mla_key_value", "swiglu", "swiglu_packed", "route", "sort_by_expert",
     "permute", "unpermute", "cross_entropy", "embedding", "mla_key_value_backward",
     "swiglu_backward", "swiglu_packed_backward", "permute_backward", "unpermute_backward",
+    "situ_glu", "situ_glu_backward", "situ_glu_packed", "situ_glu_packed_backward",
+    "short_conv", "short_conv_backward", "kda_gate", "kda_gate_backward", "sigmoid_gate",
+    "sigmoid_gate_backward", "gated_norm", "gated_norm_backward", "attn_res",
+    "attn_res_backward", "balance_histogram",
 }  # fmt: skip
 MATMUL_MARKERS = ("mm", "matmul", "dot", "conv", "attention", "linear", "einsum", "aten::mv")
 
@@ -76,7 +80,48 @@ def _parts(grad: Tensor, counts: Tensor) -> Iterator[tuple[int, slice]]:
         start += rows
 
 
+def _kda(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
+    """The products of chunks of 16: pairs, their inverse by doubling, states and changes."""
+    _kda_chunks(q, v, outputs=True)
+
+
+def _kda_backward(grad: Tensor, end: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
+    _kda_chunks(q, v, outputs=False)  # the states once more
+    _kda_chunks(q, v, outputs=False, state=False)  # each chunk once more
+    n, c, (kk, vv) = _chunks(q), 16, (q.shape[-1], v.shape[-1])
+    for _ in range(6):
+        _product(n, c, kk, vv)
+    for _ in range(4):
+        _product(n, c, c, vv)
+        _product(n, c, c, kk)
+
+
+def _chunks(q: Tensor) -> int:
+    return q.shape[0] * q.shape[2] * -(-q.shape[1] // 16)
+
+
+def _product(n: int, a: int, b: int, c: int) -> None:
+    torch.empty(n, a, b, device="meta") @ torch.empty(n, b, c, device="meta")
+
+
+def _kda_chunks(q: Tensor, v: Tensor, outputs: bool, state: bool = True) -> None:
+    n, c, k, w = _chunks(q), 16, q.shape[-1], v.shape[-1]
+    for _ in range(2):
+        _product(n, c, k, c)
+    for _ in range(6):
+        _product(n, c, c, c)
+    _product(n, c, k, w)  # what the state knows of the keys
+    _product(n, c, c, w)  # the inverse times the changes
+    if state:
+        _product(n, k, c, w)
+    if outputs:
+        _product(n, c, k, w)
+        _product(n, c, c, w)
+
+
 DECOMPOSED: dict[str, Callable[..., Any]] = {
+    "kda": _kda,
+    "kda_backward": _kda_backward,
     "linear": linear_reference.linear,
     "attention": _causal_attention,
     "attention_backward": _causal_attention_backward,

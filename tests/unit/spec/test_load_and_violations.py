@@ -157,7 +157,7 @@ def test_true_is_still_a_switch() -> None:
 
 def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'kimi_k2'"):
-        load_model("kimi_k3x2")
+        load_model("kimi_kx2")
     data = yaml.safe_load(dump_yaml(load_scenario(K2)))
     data["cluster"] = "2048_h80"
     with pytest.raises(InputError, match="did you mean '2048_h800'"):

@@ -1,0 +1,1 @@
+"""Attention residuals: learned mixtures over depth."""

@@ -1,0 +1,1 @@
+"""Log-decays of Kimi Delta Attention."""

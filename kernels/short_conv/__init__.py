@@ -1,0 +1,1 @@
+"""Short causal convolution of each channel, with SiLU and a norm of heads."""

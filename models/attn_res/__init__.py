@@ -1,0 +1,1 @@
+"""Attention residuals: what a sub-layer reads is a mixture over depth."""
