@@ -29,16 +29,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
-from flopwright.executor.data.prepare import prepare
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.measure.fingerprint import fingerprint
 from flopwright.executor.measure.probe import measure_cases
@@ -48,9 +50,10 @@ from flopwright.executor.parallel.groups import GroupRegistry
 from flopwright.executor.train.trial import Trial, start_trial
 from flopwright.kernels.checks.contenders import Maker
 from flopwright.kernels.checks.speed import MAKERS
-from flopwright.kernels.checks.suite import outcomes
+from flopwright.kernels.checks.suite import GROUPS, outcomes
 from flopwright.kernels.checks.timing import Floor, choices, time_all
 from flopwright.kernels.launch import INTERPRETED
+from flopwright.kernels.libraries import LIBRARIES, missing
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.simulator.accuracy.gpu_names import canonical_gpu
 from flopwright.simulator.calibration.fit_probe import fit_probe
@@ -106,13 +109,28 @@ def scenario_of(model: ModelSpec, cluster: ClusterSpec, seq_len: int, batch: int
     )
 
 
-def measure(scenario: Scenario, batch: int, device: torch.device, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class RandomTokens:
+    """A dataset without text: every step has tokens of its own, of one micro-batch."""
+
+    vocab: int
+    seq_len: int
+    batch: int
+
+    def rank_slice(self, step: int, *_: int) -> NDArray[np.int64]:
+        """Returns the tokens of a step [1, batch, seq_len + 1]."""
+        shape = (1, self.batch, self.seq_len + 1)
+        return np.random.default_rng(step).integers(0, self.vocab, shape)
+
+
+def measure(scenario: Scenario, batch: int, device: torch.device) -> dict[str, Any]:
     """Returns the measured and the predicted step of one model."""
+    seq_len = scenario.workload.seq_len
     plan = ParallelPlan(micro_batch_size=batch, data_parallel="none")
     said, _ = predict(scenario, plan, whole_trace=False)
     entry = RunEntry(name="check", plan=make_plan_file(scenario, plan, "check"))
-    dataset = prepare(None, scenario.model, scenario.workload, folder, "bpe")
-    trial = start_trial(entry, scenario.workload, dataset, GroupRegistry(), device)
+    tokens: Any = RandomTokens(scenario.model.vocab_size, seq_len, batch)
+    trial = start_trial(entry, scenario.workload, tokens, GroupRegistry(), device)
     times = [timed_step(trial, step, device) for step in range(WARMUP + TIMED)][WARMUP:]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -153,17 +171,17 @@ def timed_step(trial: Trial, step: int, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def correctness(device: torch.device, seed: int) -> dict[str, Any]:
-    """Returns what every kernel's check showed, and which failed.
+def correctness(device: torch.device, seed: int, ops: list[str]) -> dict[str, Any]:
+    """Returns what every kernel's check showed, and which failed; of all ops where none is named.
 
     Without a GPU our kernels run in Triton's interpreter, in a process of its own.
     """
     if device.type == "cpu" and not INTERPRETED:
-        return interpreted(seed)
+        return interpreted(seed, ops)
     real = device.type == "cuda"
-    found = list(outcomes(device, seed, real))
-    if real:
-        found += outcomes(device, seed, real, "library", ("attention", "grouped_gemm"))
+    found = list(outcomes(device, seed, real, ops=ops))
+    rivals = [o for o in ops or LIBRARIES if real and not missing(o)]
+    others = list(outcomes(device, seed, real, "library", rivals)) if rivals else []
     rows = [
         {
             "op": o.op,
@@ -172,16 +190,21 @@ def correctness(device: torch.device, seed: int) -> dict[str, Any]:
             "worst_of_allowed": max((v.worst for v in o.verdicts), default=None),
             "results": {v.name: [v.worst, v.error] for v in o.verdicts},
         }
-        for o in found
+        for o in (*found, *others)
     ]
-    return {"seed": seed, "failed": [o.op for o in found if not o.passes], "ops": rows}
+    return {
+        "seed": seed,
+        "failed": [o.op for o in found if not o.passes],
+        "library_failed": [o.op for o in others if not o.passes],
+        "ops": rows,
+    }
 
 
-def interpreted(seed: int) -> dict[str, Any]:
+def interpreted(seed: int, ops: list[str]) -> dict[str, Any]:
     """Returns `correctness` as a process says it that interprets the kernels."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, __file__, "--device", "cpu", "--only", "correctness"]
-    command += ["--seed", str(seed)]
+    command += ["--seed", str(seed), "--ops", *ops]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])["correctness"]
     return found
@@ -194,7 +217,8 @@ def speed(device: torch.device, cluster: ClusterSpec, budget_s: float) -> dict[s
     floor = Floor(gpu.peak_flops_per_s["bf16"], gpu.hbm_bytes_per_s) if real else None
     rows = list(time_all(maker, MAKERS, floor, time.monotonic() + budget_s))
     when = f"measured {datetime.now(UTC).date().isoformat()}"
-    return {"rows": rows, "choices": choices(rows, when) if real else {}}
+    card = torch.cuda.get_device_name(device) if real else "cpu"
+    return {"card": card, "rows": rows, "choices": choices(rows, when) if real else {}}
 
 
 def curve_cases(kind: str) -> list[ProbeCase]:
@@ -231,11 +255,11 @@ def training_steps(device: torch.device, cluster: ClusterSpec, folder: Path) -> 
         init_method=f"file://{folder}/rendezvous", rank=0, world_size=1,
     )  # fmt: skip
     steps = []
-    for i, (name, hidden, layers, experts, batch) in enumerate(SIZES):
+    for name, hidden, layers, experts, batch in SIZES:
         few = experts if shrink == 1 or experts is None else 8
         model = model_of(name, hidden // shrink, -(-layers // (shrink // 4 or 1)), few, seq_len)
         scenario = scenario_of(model, cluster, seq_len, batch)
-        steps.append(measure(scenario, batch, device, folder / str(i)))
+        steps.append(measure(scenario, batch, device))
     dist.destroy_process_group()
     return steps
 
@@ -256,6 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--ops", nargs="*", choices=tuple(GROUPS), default=[], help="to check")
     parser.add_argument("--seed", type=int, help="of the inputs; drawn anew where not given")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -274,7 +299,7 @@ def main() -> None:
         "repeats": TIMED,
     }
     if "correctness" in options.only:
-        result["correctness"] = correctness(device, seed)
+        result["correctness"] = correctness(device, seed, options.ops)
     if "speed" in options.only:
         result["speed"] = speed(device, cluster, speed_s)
     if "curves" in options.only:

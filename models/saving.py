@@ -111,6 +111,19 @@ def narrow(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def keeps_narrow(groups: str | tuple[str, ...]) -> bool:
+    """Returns whether FP8 storage holds here for a region of these groups that is not dropped."""
+    saver = _STATE.saver
+    return saver is not None and saver.policy.fp8 and saver.may_drop and not drops(groups)
+
+
+def narrow_already(*tensors: Tensor) -> None:
+    """Says of tensors that an operator has just saved that they are the narrow ones: they stay."""
+    saver = _STATE.saver
+    for tensor in tensors if saver is not None else ():
+        saver.stays(tensor)
+
+
 def stands(tensor: Tensor) -> Tensor:
     """Returns the tensor, a derived table that stands anyway: no region that saves it makes it."""
     saver = _STATE.saver
@@ -204,6 +217,12 @@ class Saver:
         """Remembers that a tensor is kept in FP8 once an operator or a region keeps it."""
         if self._find(tensor) is None:
             self._learn(tensor, Narrowed(self.watch))
+
+    def stays(self, tensor: Tensor) -> None:
+        """Remembers that a kept tensor does not move to the host."""
+        keeper = self._find(tensor)
+        if keeper is not None:
+            keeper.stays = True
 
     def stands(self, tensor: Tensor) -> None:
         """Remembers a tensor that is nobody's to drop, and no activation."""

@@ -34,19 +34,21 @@ class Keeper:
     Attributes:
         tensor: some view of it; None while it is dropped, narrow or elsewhere.
         source: where it comes from then.
+        stays: whether it is narrow already, and stays where it is.
     """
 
-    __slots__ = ("__weakref__", "_watched", "source", "tensor")
+    __slots__ = ("__weakref__", "_watched", "source", "stays", "tensor")
 
     def __init__(self, source: Source | None = None) -> None:
         self.tensor: Tensor | None = None
         self.source = source
+        self.stays = False
         self._watched: object = None
 
     @property
     def plain(self) -> bool:
-        """Whether the tensor is kept as it is."""
-        return self.tensor is not None and self.source is None
+        """Whether the tensor is kept as it is, and may move."""
+        return self.tensor is not None and self.source is None and not self.stays
 
     def kept(self, tensor: Tensor) -> None:
         """Hears that an operator or a region keeps `tensor`."""

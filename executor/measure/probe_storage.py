@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 from flopwright.executor.measure.probe_timing import Ranks
 from flopwright.report.probe import ProbePart, StoragePoint
@@ -24,6 +23,9 @@ def storage_points(folder: Path, ranks: Ranks, nbytes: int = _NBYTES) -> ProbePa
     Written means that the disk has it (fsync). What was just written is read from memory where
     the system keeps it, as a run that resumes on the same machine would.
     """
+    # Not at the top: a probe of operators alone does not need it.
+    from safetensors.torch import load_file, save_file
+
     # Other ranks may stand on other machines: each has a name of its own.
     path = folder / f".flopwright-probe-{ranks.rank}-{secrets.token_hex(4)}.safetensors"
     tensor = {"weight": torch.ones(nbytes // 4)}

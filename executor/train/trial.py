@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from flopwright.executor.data.batches import Dataset
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.measure.kineto import kineto_trace
 from flopwright.executor.measure.memory import SavedBytes, buffer_bytes, saved_bytes
@@ -39,6 +38,9 @@ from flopwright.plan.schedules.actions import ActionKind
 from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.workload import Workload
+
+if TYPE_CHECKING:  # it needs a tokenizer's library, which a check on a bare GPU lacks
+    from flopwright.executor.data.batches import Dataset
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
@@ -117,10 +119,10 @@ class Trial:
                 device=self.device,
                 hooks=self._hooks(),
                 around=self.activations,
+                fused_loss=plan.fused_loss,
             ),
             groups=self.groups,
             timer=self.timer,
-                fused_loss=plan.fused_loss,
         )
 
     def _hooks(self) -> dict[ActionKind, Hook]:

@@ -16,7 +16,7 @@ from flopwright.kernels.fp8_quantize.op import (
 )
 from flopwright.kernels.swiglu import reference
 from flopwright.kernels.swiglu.op import swiglu, swiglu_packed
-from flopwright.kernels.swiglu.situ import gated_fp8, situ_glu
+from flopwright.kernels.swiglu.situ import gated_fp8, gated_fp8_packed, situ_glu
 
 SITU_BOUNDS = (4.0, 25.0)
 ONE_STEP_OFF = 0.05  # share of codes that may be the neighbour of the right one
@@ -103,7 +103,11 @@ def gated_fp8_verdicts(
 
     slopes = Check(name=f"{name} slopes", op=lambda g, u, b: gated_fp8(g, u, b)[0], exact=at_kept,
                    tensors=(gate, up), rest=(bounds,))  # fmt: skip
-    return verdicts + [v for v in verify(slopes, dtype) if "grad" in v.name]
+    packed = Check(name=f"{name} packed", op=lambda both, b: gated_fp8_packed(both, b)[0],
+                   exact=lambda both, b: at_kept(*both.chunk(2, -1), b),
+                   tensors=(torch.cat((gate, up), -1),), rest=(bounds,))  # fmt: skip
+    both = verify(slopes, dtype) + verify(packed, dtype)
+    return verdicts + [v for v in both if "grad" in v.name]
 
 
 def _through(x: Tensor) -> Tensor:

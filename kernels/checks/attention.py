@@ -49,6 +49,39 @@ def _torchs(
     return out[..., : v.shape[3]].transpose(1, 2), *statistics
 
 
+def _sums(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, grad: Tensor
+) -> tuple[Tensor, ...]:
+    """Returns the sums of what is rounded on the way to the result and the three gradients.
+
+    Probabilities p are rounded before they meet values and the result's gradient; the logits'
+    gradient p (dp - delta) before it meets keys and queries. delta = sum of grad * result
+    comes from the result as it is stored, itself a sum of rounded terms.
+    """
+    seq, repeat = q.shape[1], q.shape[2] // k.shape[2]
+    queries, grads = q.transpose(1, 2), grad.transpose(1, 2)
+    keys, values = (t.repeat_interleave(repeat, 2).transpose(1, 2) for t in (k, v))
+    i = torch.arange(seq, device=q.device)
+    seen = i <= i.unsqueeze(1)
+    if window:
+        seen = seen & (i > i.unsqueeze(1) - window)
+    scores = (queries @ keys.mT * scale).masked_fill(~seen, float("-inf"))
+    p = scores.softmax(-1)
+    out, of_out = p @ values, p @ values.abs()
+    d_p, delta = grads @ values.mT, (grads * out).sum(-1, keepdim=True)
+    of_delta = (grads.abs() * (out.abs() + of_out)).sum(-1, keepdim=True)
+    of_scores = p * ((d_p - delta).abs() + of_delta) * scale
+    of_q, of_k = of_scores @ keys.abs(), of_scores.mT @ queries.abs()
+    of_v = p.mT @ grads.abs()
+
+    def by_group(x: Tensor) -> Tensor:
+        """Returns sums of query heads by their key head, [B, S, G, width]."""
+        return x.unflatten(1, (-1, repeat)).sum(2).transpose(1, 2)
+
+    none = torch.zeros((), dtype=q.dtype, device=q.device)
+    return of_out.transpose(1, 2), none, none, of_q.transpose(1, 2), by_group(of_k), by_group(of_v)
+
+
 def attention_check(
     shape: tuple[int, int, int, int], widths: tuple[int, int], dtype: torch.dtype,
     device: torch.device, window: int = 0, size: float = 1.0, seed: int = 0,
@@ -74,5 +107,5 @@ def attention_check(
         rest=(qk**-0.5, window),
         outputs=1,
         stiff=2,
-        rounded=True,
+        magnitude=_sums,
     )

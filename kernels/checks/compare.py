@@ -3,10 +3,20 @@
 fp32: the largest error is at most twice that of torch's own op in fp32 on the same inputs,
 plus 1e-6 of the largest exact number (of all gradients of the call, where a gradient is zero
 in exact arithmetic: one token attends to itself whatever the logits are). bf16 and fp16: each
-number is within one unit in the last place of the exact one, plus what fp32 arithmetic may
-lose. Where a kernel multiplies rounded intermediates on tensor cores (attention's
-probabilities), the unit is that of the largest number of the row, or twice the largest error
-of torch's own op in that format.
+number by itself is within one unit in the last place of the exact one, plus what fp32
+arithmetic may lose: everything is summed in fp32 and rounded once.
+
+Kernels whose tensor-core products read an intermediate (attention's probabilities and their
+gradients, the gradient of the losses' logits) round that too, as torch's own do: a sum of
+rounded terms t errs by up to u * sum |t|, u the unit roundoff (2^-8 in bf16), whatever its
+result is after cancellation. Each number is then held to one unit + u * (sum |t| - |exact| / 2):
+half a unit goes to storing the result and is at least u * |exact| / 2. Checks of these ops say
+what the sums are (`magnitude`). Two are held by the row (`by_row`): Newton-Schulz, which
+iterates in the narrow format five times, and on a card the linear attention, whose products
+are of TF32 there: one unit of the row's largest number, or twice the largest error of torch's
+own op in the narrow format. Gradients of inputs that are fp32 whatever the format (log-decays,
+weights of choices) leave in fp32 and are held to one narrow unit of the row's largest number:
+decays over hundreds of nats have no more digits in fp32.
 """
 
 from __future__ import annotations
@@ -41,7 +51,10 @@ class Check:
         constant: which get no gradient.
         outputs: which outputs are compared (and get a gradient), None for all.
         stiff: which outputs are compared and get no gradient.
-        rounded: whether intermediates are rounded before a product (see the module).
+        magnitude: sums of the sizes of rounded terms (see the module), of the float64 inputs,
+            `rest` and the gradients that come: one tensor an output, `stiff` ones too, then
+            one a gradient; None where nothing is rounded but results.
+        by_row: whether it is held by the row.
     """
 
     name: str
@@ -54,7 +67,8 @@ class Check:
     constant: frozenset[int] = frozenset()
     outputs: int = 1
     stiff: int = 0
-    rounded: bool = False
+    magnitude: Function | None = None
+    by_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +102,21 @@ def judge(
     found: Tensor,
     exact: Tensor,
     torchs: Tensor,
-    narrow: Tensor | None,
     dtype: torch.dtype,
+    *,
+    magnitude: Tensor | None = None,
+    by_row: Tensor | None = None,
+    wide: bool = False,
     around: float = 0.0,
 ) -> Verdict:
     """Returns how `found` stands to the exact float64 result.
 
     Args:
         torchs: the result of torch's own op in fp32.
-        narrow: that in the format of `found`, where intermediates are rounded; else None.
-        dtype: of the op's inputs: what intermediates are rounded to, whatever leaves it.
+        dtype: of the op's inputs: what intermediates are rounded to.
+        magnitude: sum of the sizes of rounded terms, else None.
+        by_row: torch's result in the narrow format where the op is held by the row, else None.
+        wide: whether it is the gradient of an input that is fp32 whatever the dtype.
         around: the largest number of all gradients of the call.
     """
     assert found.shape == exact.shape, (name, found.shape, exact.shape)
@@ -108,11 +127,16 @@ def judge(
         largest = around
     floor = TIMES_TORCH * float((torchs.double() - exact).abs().max()) + OF_LARGEST * largest
     allowed = torch.full_like(exact, floor)
-    if narrow is None and found.dtype in _MANTISSA:
+    if found.dtype in _MANTISSA and by_row is None:
         allowed = allowed + unit(exact, found.dtype)
-    elif narrow is not None:
-        rows = exact.abs().amax(-1, keepdim=True).expand_as(exact) if exact.ndim else exact
-        own = TIMES_TORCH * float((narrow.double() - exact).abs().max())
+    rows = exact.abs().amax(-1, keepdim=True).expand_as(exact) if exact.ndim else exact
+    if wide and dtype in _MANTISSA:
+        allowed = allowed + unit(rows, dtype)
+    if magnitude is not None:
+        roundoff = 2.0 ** -(_MANTISSA[dtype] + 1)
+        allowed = allowed + roundoff * (magnitude - exact.abs() / 2).clamp_min(0.0)
+    if by_row is not None:
+        own = TIMES_TORCH * float((by_row.double() - exact).abs().max())
         allowed = allowed + unit(rows, dtype).clamp_min(own)
     error = (found.double() - exact).abs()
     ratio = error / allowed.clamp_min(torch.finfo(torch.float64).tiny)
@@ -161,28 +185,32 @@ def verify(check: Check, dtype: torch.dtype, seed: int = 0) -> list[Verdict]:
     exact = _results(check.exact, check, exact_inputs, cotangents)
     rival = check.rival or check.exact
     torchs = _results(rival, check, [t.float() for t in exact_inputs], cotangents)
-    narrows: list[Tensor | None] = [None] * len(exact)
-    if check.rounded and dtype in _MANTISSA:
-        narrows = list(_results(rival, check, given, cotangents))
     found = _results(check.op, check, given, cotangents)
+    sums: list[Tensor | None] = [None] * len(exact)
+    rows: list[Tensor | None] = [None] * len(exact)
+    if dtype in _MANTISSA and check.magnitude is not None:
+        sums = list(check.magnitude(*exact_inputs, *check.rest, *cotangents))
+    if dtype in _MANTISSA and check.by_row:
+        rows = list(_results(rival, check, given, cotangents))
     outputs = check.outputs + check.stiff
     around = max((float(e.abs().max()) for e in exact[outputs:] if e.numel()), default=0.0)
-    names = [f"out{i}" for i in range(outputs)]
-    names += [f"grad{i}" for i in range(len(check.tensors)) if i not in check.constant]
+    wide = [False] * outputs
+    wide += [i in check.wide for i in range(len(check.tensors)) if i not in check.constant]
     return [
         judge(
-            f"{check.name} {n} {str(dtype).removeprefix('torch.')}",
-            f,
-            e,
-            t,
-            own,
-            dtype,
-            around if i >= outputs else 0.0,
+            f"{name} {str(dtype).removeprefix('torch.')}", *three, dtype,
+            magnitude=terms, by_row=own, wide=wide[i], around=around if i >= outputs else 0.0,
         )
-        for i, (n, f, e, t, own) in enumerate(
-            zip(names, found, exact, torchs, narrows, strict=True)
+        for i, (name, *three, terms, own) in enumerate(
+            zip(_names(check), found, exact, torchs, sums, rows, strict=True)
         )
-    ]
+    ]  # fmt: skip
+
+
+def _names(check: Check) -> list[str]:
+    names = [f"out{i}" for i in range(check.outputs + check.stiff)]
+    names += [f"grad{i}" for i in range(len(check.tensors)) if i not in check.constant]
+    return [f"{check.name} {n}" for n in names]
 
 
 def failures(verdicts: Sequence[Verdict]) -> str:

@@ -6,7 +6,6 @@ call.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flopwright.kernels.dispatch import VARIABLE
+from flopwright.kernels.libraries import missing
 from flopwright.ops import CostBuilder, OpTable, Phase
 
 Run = Callable[..., Tensor]
@@ -110,12 +110,11 @@ class Maker:
         made = torch.randn(*shape, device=self.device, dtype=torch.float32)
         return made.to(dtype or self.dtype).requires_grad_(grad)
 
+    def library(self, op: str) -> bool:
+        """Returns whether a library's kernel of an op runs here."""
+        return self.device.type == "cuda" and not missing(op)
+
     @property
     def name(self) -> str:
         """The dtype as cost.py calls it."""
         return {torch.bfloat16: "bf16", torch.float32: "fp32"}[self.dtype]
-
-
-def installed(package: str) -> bool:
-    """Returns whether a library rival is here."""
-    return importlib.util.find_spec(package) is not None

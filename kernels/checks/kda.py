@@ -52,5 +52,5 @@ def kda_check(
         tensors=(q, k, normal(2, v_width), decay, rate, state),
         wide=frozenset({3, 4, 5}),
         outputs=2,
-        rounded=True,
+        by_row=device.type == "cuda",
     )

@@ -18,6 +18,27 @@ def _exact(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
                            targets)  # fmt: skip
 
 
+def _products(d: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """Returns the sums of what the gradient d of the logits is multiplied with; no loss is."""
+    size = d.abs()
+    return d.new_zeros(()), size @ weight.abs(), size.mT @ x.abs()
+
+
+def _sums(x: Tensor, weight: Tensor, targets: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    d = (x @ weight.mT).softmax(-1)
+    d[torch.arange(len(targets), device=x.device), targets] -= 1
+    return _products(d * (grad / len(targets)), x, weight)
+
+
+def _lk_sums(
+    x: Tensor, weight: Tensor, y: Tensor, goal_weight: Tensor, grad: Tensor
+) -> tuple[Tensor, ...]:
+    draft, goal = (x @ weight.mT).detach().requires_grad_(), y @ goal_weight.mT
+    with torch.enable_grad():
+        (d,) = torch.autograd.grad(lk.lk_loss(draft, goal), draft, grad)
+    return _products(d, x, weight)
+
+
 def cross_entropy_check(
     tokens: int, hidden: int, vocab: int, dtype: torch.dtype, device: torch.device,
     size: float = 1.0, seed: int = 0,
@@ -35,7 +56,7 @@ def cross_entropy_check(
             draw(seed + 1, device, dtype, vocab, hidden),
         ),
         rest=(targets.to(device),),
-        rounded=True,
+        magnitude=_sums,
     )
 
 
@@ -52,7 +73,7 @@ def lk_check(
         exact=lambda *a: lk.linear_lk_loss(*(t.to(_wide(t)) for t in a)),
         tensors=(x, w, y, u),
         constant=frozenset({2, 3}),
-        rounded=True,
+        magnitude=_lk_sums,
     )
 
 

@@ -24,7 +24,7 @@ def newton_schulz_check(
         exact=schulz.newton_schulz,
         tensors=(draw(seed, device, dtype, *shape),),
         constant=frozenset({0}),
-        rounded=True,
+        by_row=True,
     )
 
 

@@ -5,20 +5,19 @@ Sizes are those of K2, K3 and Llama-70B; a trial divides them.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flopwright.kernels import libraries
 from flopwright.kernels.attention.cost import attention as attention_cost
 from flopwright.kernels.attention.op import attention, attention_with_max
 from flopwright.kernels.checks.contenders import (
     Case,
     Maker,
     Run,
-    installed,
     rows_of,
     running_with,
 )
@@ -126,9 +125,10 @@ def norm_cases(m: Maker) -> Iterator[Case]:
         "triton": running_with("rms_norm", "triton", lambda x, w: rms_norm(x, w, 1e-6)[0]),
         "torch": lambda x, w: F.rms_norm(x, (width,), w, 1e-6),
     }
-    if m.device.type == "cuda" and installed("liger_kernel"):
-        liger = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
-        contenders["liger"] = lambda x, w: liger.apply(x, w, 1e-6)
+    if m.library("rms_norm"):
+        contenders["library"] = running_with(
+            "rms_norm", "library", lambda x, w: rms_norm(x, w, 1e-6)[0]
+        )
     yield Case(
         "rms_norm", f"{rows} x {width}", contenders, (m.leaf(rows, width), m.leaf(width)),
         rows_of(lambda c: norm_cost(c, "rms_norm", rows=rows, width=width, dtype=m.name)),
@@ -211,10 +211,12 @@ def head_cases(m: Maker) -> Iterator[Case]:
                         lambda x, w: linear_cross_entropy(x, w, targets)[0]),
         "torch": lambda x, w: F.cross_entropy((x @ w.t()).float(), targets),
     }  # fmt: skip
-    if m.device.type == "cuda" and installed("liger_kernel"):
-        module = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
-        liger = module.LigerFusedLinearCrossEntropyFunction
-        contenders["liger"] = lambda x, w: liger.apply(x, w, targets)[0]
+    if m.library("linear_cross_entropy"):
+        contenders["library"] = running_with(
+            "linear_cross_entropy", "library",
+            lambda x, w: linear_cross_entropy(x, w, targets)[0],
+        )  # fmt: skip
+        contenders["liger"] = lambda x, w: libraries.linear_cross_entropy(x, w, targets)
     yield Case(
         "linear_cross_entropy", f"{tokens} x {hidden} x {vocab}", contenders,
         (m.leaf(tokens, hidden), m.leaf(vocab, hidden)),
@@ -234,9 +236,9 @@ def recurrent_cases(m: Maker) -> Iterator[Case]:
     contenders: dict[str, Run] = {
         "triton": running_with("kda", "triton", lambda *a: kda(*a, 128**-0.5)[0]),
     }
-    if m.device.type == "cuda" and installed("fla"):
-        chunk_kda = importlib.import_module("fla.ops.kda").chunk_kda
-        contenders["fla"] = lambda *a: chunk_kda(*a, scale=128**-0.5)[0]
+    if m.library("kda"):
+        contenders["library"] = running_with("kda", "library", lambda *a: kda(*a, 128**-0.5)[0])
+        contenders["fla"] = lambda *a: libraries.kda(*a, None, 128**-0.5)[0]
     if m.device.type == "cpu":
         contenders["torch"] = running_with("kda", "reference", lambda *a: kda(*a, 128**-0.5)[0])
     yield Case(

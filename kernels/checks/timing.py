@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flopwright.kernels.checks.contenders import Case, Maker, chosen
+from flopwright.kernels.libraries import LIBRARIES, missing
 
 _CACHE_BYTES: Final = 256 * 2**20  # written between calls, so that none finds its inputs in L2
 _WARMUP: Final = 3
@@ -124,8 +125,8 @@ def time_all(
 def choices(rows: list[dict[str, Any]], when: str) -> dict[str, dict[str, str]]:
     """Returns by op which of our own and the library's kernel is the quicker, and why.
 
-    Over an op's shapes the times of forward and backward add up. An op with no "library"
-    contender has nothing to choose.
+    Over an op's shapes the times of forward and backward add up. Where a library's kernel is
+    known but was not timed, the choice is our own and the reason says why it was not.
     """
     found = {}
     for op in {r["op"] for r in rows}:
@@ -133,9 +134,14 @@ def choices(rows: list[dict[str, Any]], when: str) -> dict[str, dict[str, str]]:
         for r in rows:
             if r["op"] == op and "error" not in r and r["kernel"] in {"triton", "library"}:
                 total[r["kernel"]] = total.get(r["kernel"], 0.0) + r.get("both_s", r["forward_s"])
-        if len(total) == 2:
+        failed = [str(r["error"]) for r in rows
+                  if r["op"] == op and r["kernel"] == "library" and "error" in r]  # fmt: skip
+        if len(total) == 2 and not failed:
             best = min(total, key=lambda k: total[k])
             other = max(total.values()) / total[best]
             reason = f"{other:.2f} times as fast as the other, forward and backward, {when}"
             found[op] = {"kernel": best, "reason": reason}
+        elif op in LIBRARIES and "triton" in total:
+            why = missing(op) or (failed[0] if failed else "no library's kernel was timed")
+            found[op] = {"kernel": "triton", "reason": f"{why}, {when}"}
     return found

@@ -37,29 +37,37 @@ def chunk_flops(k_width: int, v_width: int) -> tuple[float, float]:
 
 def kda(
     cost: CostBuilder, name: str, *, sequences: ArrayLike, seq_len: ArrayLike, heads: ArrayLike,
-    k_width: int, v_width: int, dtype: str,
+    k_width: int, v_width: int, dtype: str, kernel: str = "triton",
 ) -> None:  # fmt: skip
     """Adds the forward row, and the backward row with the forward pass that makes the states.
+
+    The "library" kernel is fla's: chunks of 64, whose FLOPs are those that the paper reports;
+    our op runs its forward pass again for its backward (two more times the forward's).
 
     Programs of one head share its width of values; what each makes for itself (pairs and
     inverse) is counted once.
     """
     b, s, h = (np.asarray(x, float) for x in (sequences, seq_len, heads))
-    t, chunks = b * s * h, b * h * np.ceil(s / CHUNK)
+    size = PAPER_CHUNK if kernel == "library" else CHUNK
+    t, chunks = b * s * h, b * h * np.ceil(s / size)
     width = DTYPE_BYTES[dtype]
     inputs = t * ((2 * k_width + v_width) * width + (k_width + 1) * DTYPE_BYTES["fp32"])
     out, state = t * v_width * width, b * h * k_width * v_width * DTYPE_BYTES["fp32"]
     states = chunks * k_width * v_width * DTYPE_BYTES["fp32"]
     forward, backward = chunk_flops(k_width, v_width)
     again = forward - 2.0 * CHUNK * k_width * v_width - 2.0 * CHUNK**2 * v_width
+    if kernel == "library":
+        forward = again = float(reported_flops(size, max(k_width, v_width), size))
+        backward = 2 * forward
     for phase, flops, read, written in (
         (Phase.FORWARD, forward, inputs, out + state),
         (Phase.BACKWARD_INPUT, backward + again, 2 * inputs + out + states + state,
          inputs + states + state),
     ):  # fmt: skip
         cost.op(
-            name, OpKind.ATTENTION, phase, dtype=dtype, flops=chunks * flops, m=s, n=CHUNK,
-            k=k_width, batch=b * h, read_bytes=read, written_bytes=written, kernel="kda",
+            name, OpKind.ATTENTION, phase, dtype=dtype, flops=chunks * flops, m=s, n=size,
+            k=k_width, batch=b * h, read_bytes=read, written_bytes=written,
+            kernel="kda" if kernel == "triton" else kernel,
         )  # fmt: skip
 
 

@@ -13,15 +13,14 @@ bf16 has 7), those of fp32 inputs of three TF32 products; the inverse of a chunk
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from flopwright.kernels.device import cast
-from flopwright.kernels.launch import Target, ceil_div, launch, power_of_2, target
+from flopwright.kernels.kda.tiles import Tiles, tiles
+from flopwright.kernels.launch import ceil_div, launch, power_of_2, target
 
 
 @triton.jit
@@ -74,10 +73,40 @@ def _inverse(below, here, C: tl.constexpr, DOUBLINGS: tl.constexpr):
 
 
 @triton.jit
+def _chunk(
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, n, b, h, scale, tokens, heads, k_width, v_width, here,
+    ck, cv, C: tl.constexpr, DOUBLINGS: tl.constexpr,
+):  # fmt: skip
+    """Loads chunk n of a head, and makes of it what does not depend on the state.
+
+    Returns (q, k, v, beta, G, the last row of G, pairs of q, pairs of k, (I + beta pairs)^-1,
+    places of its tokens, of keys and of values, and which of the three are there).
+    """
+    t = n * C + here
+    there = t < tokens
+    place = (b * tokens + t) * heads + h
+    in_k = there[:, None] & (ck < k_width)[None, :]
+    in_v = there[:, None] & (cv < v_width)[None, :]
+    at_k = place[:, None] * k_width + ck[None, :]
+    at_v = place[:, None] * v_width + cv[None, :]
+    k = tl.load(k_ptr + at_k, mask=in_k, other=0.0).to(tl.float32)
+    v = tl.load(v_ptr + at_v, mask=in_v, other=0.0).to(tl.float32)
+    g = tl.load(g_ptr + at_k, mask=in_k, other=0.0).to(tl.float32)
+    q = tl.load(q_ptr + at_k, mask=in_k, other=0.0).to(tl.float32) * scale
+    beta = tl.load(beta_ptr + place, mask=there, other=0.0).to(tl.float32)
+    total = tl.cumsum(g, 0)
+    of_q, of_k = _pairs(q, k, total, here, C)
+    inverse = _inverse(of_k * beta[:, None], here, C, DOUBLINGS)
+    last = tl.sum(g, 0)
+    return q, k, v, beta, total, last, of_q, of_k, inverse, place, at_k, at_v, there, in_k, in_v
+
+
+@triton.jit
 def _forward(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, begin_ptr, o_ptr, end_ptr, states_ptr, scale, tokens,
     heads, k_width, v_width, C: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    DOUBLINGS: tl.constexpr, P: tl.constexpr, BEGIN: tl.constexpr, STATES: tl.constexpr,
+    DOUBLINGS: tl.constexpr, P: tl.constexpr, BEGIN: tl.constexpr,
+    STATES: tl.constexpr,
 ):  # fmt: skip
     """STATES: writes the state before each chunk in place of the results."""
     b, h = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
@@ -92,21 +121,13 @@ def _forward(
         state = tl.load(begin + at_state, mask=in_state, other=0.0).to(tl.float32)
     chunks = tl.cdiv(tokens, C)
     for n in range(chunks):
-        t = n * C + here
-        place = (b * tokens + t) * heads + h
-        in_k = (t < tokens)[:, None] & (ck < k_width)[None, :]
-        in_v = (t < tokens)[:, None] & (cv < v_width)[None, :]
-        at_k = place[:, None] * k_width + ck[None, :]
-        at_v = place[:, None] * v_width + cv[None, :]
-        k = tl.load(k_ptr + at_k, mask=in_k, other=0.0).to(tl.float32)
-        v = tl.load(v_ptr + at_v, mask=in_v, other=0.0).to(tl.float32)
-        g = tl.load(g_ptr + at_k, mask=in_k, other=0.0).to(tl.float32)
-        q = tl.load(q_ptr + at_k, mask=in_k, other=0.0).to(tl.float32) * scale
-        beta = tl.load(beta_ptr + place, mask=t < tokens, other=0.0).to(tl.float32)
-        total = tl.cumsum(g, 0)
-        last = tl.sum(g, 0)
-        of_q, of_k = _pairs(q, k, total, here, C)
-        inverse = _inverse(of_k * beta[:, None], here, C, DOUBLINGS)
+        (q, k, v, beta, total, last, of_q, _of_k, inverse, _place, _at_k, at_v, _there, _in_k,
+         in_v) = (
+            _chunk(
+                q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, n, b, h, scale, tokens, heads, k_width,
+                v_width, here, ck, cv, C, DOUBLINGS,
+            )
+        )  # fmt: skip
         grown = tl.exp(total)
         if STATES:
             to = states_ptr + ((b * heads + h) * chunks + n) * k_width * v_width
@@ -149,22 +170,13 @@ def _backward(
     strict = here[:, None] > here[None, :]
     for step in range(chunks):
         n = chunks - 1 - step
-        t = n * C + here
-        place = (b * tokens + t) * heads + h
-        in_k = (t < tokens)[:, None] & (ck < k_width)[None, :]
-        in_v = (t < tokens)[:, None] & (cv < v_width)[None, :]
-        at_k = place[:, None] * k_width + ck[None, :]
-        at_v = place[:, None] * v_width + cv[None, :]
-        k = tl.load(k_ptr + at_k, mask=in_k, other=0.0).to(tl.float32)
-        v = tl.load(v_ptr + at_v, mask=in_v, other=0.0).to(tl.float32)
-        g = tl.load(g_ptr + at_k, mask=in_k, other=0.0).to(tl.float32)
-        q = tl.load(q_ptr + at_k, mask=in_k, other=0.0).to(tl.float32) * scale
-        beta = tl.load(beta_ptr + place, mask=t < tokens, other=0.0).to(tl.float32)
+        (q, k, v, beta, total, last, of_q, of_k, inverse, place, at_k, at_v, there, in_k, in_v) = (
+            _chunk(
+                q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, n, b, h, scale, tokens, heads, k_width,
+                v_width, here, ck, cv, C, DOUBLINGS,
+            )
+        )  # fmt: skip
         do = tl.load(do_ptr + at_v, mask=in_v, other=0.0).to(tl.float32)
-        total = tl.cumsum(g, 0)
-        last = tl.sum(g, 0)
-        of_q, of_k = _pairs(q, k, total, here, C)
-        inverse = _inverse(of_k * beta[:, None], here, C, DOUBLINGS)
         grown = tl.exp(total)
         rest = tl.exp(last[None, :] - total) * k
         begin = states_ptr + ((b * heads + h) * chunks + n) * k_width * v_width
@@ -213,26 +225,8 @@ def _backward(
         tl.store(dq_ptr + out, dq * scale, mask=in_k)
         tl.store(dk_ptr + out, dk_row + dk_column, mask=in_k)
         tl.store(dg_ptr + out, tl.cumsum(d_total, 0, reverse=True), mask=in_k)
-        tl.store(dbeta_ptr + shift + place, d_beta, mask=t < tokens)
+        tl.store(dbeta_ptr + shift + place, d_beta, mask=there)
     tl.store(dbegin_ptr + whole + at_state, ds, mask=in_state)
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Tokens of a chunk, value columns of a program, warps of the two kernels."""
-
-    chunk: int
-    forward: int
-    backward: int
-    warps: int
-    backward_warps: int
-
-
-def tiles(dtype: torch.dtype, place: Target) -> Tiles:
-    """Returns the tiles: those that compile with the fewest spills."""
-    if place.name == "interpreter":
-        return Tiles(16, 64, 64, 4, 4)
-    return Tiles(16, 32, 16, 4, 8)
 
 
 def _constants(t: Tiles, q: Tensor, columns: int, v_width: int) -> dict[str, int | str]:
@@ -254,7 +248,7 @@ def forward(
     v_width = v.shape[-1]
     o = v.new_empty(v.shape)
     end = v.new_empty(batch, heads, k_width, v_width, dtype=torch.float32)
-    t = tiles(q.dtype, target(q.device))
+    t = tiles(target(q.device))
     constants = _constants(t, q, t.forward, v_width)
     launch(
         _forward, (batch * heads, ceil_div(v_width, int(constants["V"]))), q, k, v, g, beta,
@@ -267,7 +261,7 @@ def forward(
 
 def chunks(tokens: int, q: Tensor) -> int:
     """Returns the chunks whose states the backward pass writes."""
-    return ceil_div(tokens, tiles(q.dtype, target(q.device)).chunk)
+    return ceil_div(tokens, tiles(target(q.device)).chunk)
 
 
 def backward(
@@ -280,7 +274,7 @@ def backward(
     v_width = v.shape[-1]
     states = q.new_empty(batch, heads, chunks(tokens, q), k_width, v_width, dtype=torch.float32)
     forward(q, k, v, g, beta, scale, state, states)
-    t = tiles(q.dtype, target(q.device))
+    t = tiles(target(q.device))
     constants = _constants(t, q, t.backward, v_width)
     parts = ceil_div(v_width, int(constants["V"]))
     dq, dk, dg = (q.new_empty(parts, *q.shape, dtype=torch.float32) for _ in range(3))

@@ -1,16 +1,19 @@
 """Kimi Delta Attention as an op: saves its inputs, no state.
 
-The backward pass makes the states again. A CPU runs the chunked reference.
+The backward pass makes the states again. A CPU runs the chunked reference. With
+fla's kernel the backward pass is fla's own, behind a second forward pass of it.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flopwright.kernels.dispatch import runs_triton
+from flopwright.kernels import libraries
+from flopwright.kernels.dispatch import kernel_for
 from flopwright.kernels.kda import reference
 from flopwright.kernels.linear.reference import wide_dtype
 
@@ -32,7 +35,10 @@ def kda(
         g: [B, T, H, K], log-decays of at most 0, and beta: [B, T, H], at least fp32.
         state: before the first token, at least fp32; None for zeros.
     """
-    if runs_triton("kda", q):
+    chosen = kernel_for("kda", q)
+    if chosen == "library":
+        return libraries.kda(q, k, v, g, beta, state, scale)
+    if chosen == "triton":
         import flopwright.kernels.kda.kernel as kernel
 
         return kernel.forward(q, k, v, g, beta, scale, state)
@@ -55,7 +61,7 @@ def kda_backward(
     scale: float, state: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k, v, g, beta and of the first state."""
-    if runs_triton("kda", q):
+    if kernel_for("kda", q) != "reference":
         import flopwright.kernels.kda.kernel as kernel
 
         return kernel.backward(grad, grad_end, q, k, v, g, beta, scale, state)
@@ -79,6 +85,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 def _backward(ctx: Any, grad: Tensor, grad_end: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, state = ctx.saved_tensors
+    q = tensors[0]
+    if kernel_for("kda", q) == "library" and not libraries.traced(q):
+        run = partial(libraries.kda, scale=ctx.scale)
+        found = libraries.gradients(run, (*tensors, state), (grad, grad_end))
+        return (*found[:5], None, found[5])
     *grads, begin = kda_backward(grad, grad_end, *tensors, ctx.scale, state)
     return (*grads, None, begin if state is not None else None)
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flopwright.kernels.dispatch import runs_triton
+from flopwright.kernels import libraries
+from flopwright.kernels.dispatch import kernel_for, runs_triton
 from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.rms_norm import reference
 
@@ -18,7 +19,10 @@ from flopwright.kernels.rms_norm import reference
 @torch.library.custom_op("flopwright::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Returns (normalised x, reciprocal root mean square); see `reference.rms_norm`."""
-    if runs_triton("rms_norm", x):
+    chosen = kernel_for("rms_norm", x)
+    if chosen == "library":
+        return libraries.rms_norm(x, weight, eps)
+    if chosen == "triton":
         import flopwright.kernels.rms_norm.kernel as kernel
 
         return kernel.forward(x, weight, eps)[:2]
@@ -35,7 +39,10 @@ def rms_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of x and of weight."""
-    if runs_triton("rms_norm", x):
+    chosen = kernel_for("rms_norm", x)
+    if chosen == "library":
+        return libraries.rms_norm_backward(grad, x, weight, rstd)
+    if chosen == "triton":
         import flopwright.kernels.rms_norm.kernel as kernel
 
         return kernel.backward(grad, x, weight, rstd)
@@ -64,7 +71,7 @@ rms_norm.register_autograd(_backward, setup_context=_setup)
 def _add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if runs_triton("rms_norm", x):
+    if runs_triton("add_rms_norm", x):
         import flopwright.kernels.rms_norm.kernel as kernel
 
         y, rstd, total = kernel.forward(x, weight, eps, residual)
@@ -85,7 +92,7 @@ def add_rms_norm_backward(
     grad: Tensor, grad_sum: Tensor, total: Tensor, weight: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of the sum's two terms, which are one, and of weight."""
-    if runs_triton("rms_norm", total):
+    if runs_triton("add_rms_norm", total):
         import flopwright.kernels.rms_norm.kernel as kernel
 
         return kernel.backward(grad, total, weight, rstd, grad_sum)

@@ -106,7 +106,7 @@ def _forward_fp8(
 @triton.jit
 def _backward_fp8(
     dy_ptr, g8_ptr, gs_ptr, u8_ptr, us_ptr, dg_ptr, du_ptr, b1, b2, width, tiles, dy_stride,
-    SITU: tl.constexpr, T: tl.constexpr,
+    d_stride, SITU: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1) * T + tl.arange(0, T)
@@ -119,8 +119,9 @@ def _backward_fp8(
     u = tl.load(u8_ptr + place, mask=inside, other=0.0).to(tl.float32) * us[:, None]
     dy = tl.load(dy_ptr + row * dy_stride + column, mask=inside, other=0.0).to(tl.float32)
     dg, du = _slopes(dy, g, u, b1, b2, SITU)
-    tl.store(dg_ptr + place, cast(dg, dg_ptr.dtype.element_ty), mask=inside)
-    tl.store(du_ptr + place, cast(du, du_ptr.dtype.element_ty), mask=inside)
+    to = row * d_stride + column
+    tl.store(dg_ptr + to, cast(dg, dg_ptr.dtype.element_ty), mask=inside)
+    tl.store(du_ptr + to, cast(du, du_ptr.dtype.element_ty), mask=inside)
 
 
 Bounds = tuple[float, float] | None
@@ -203,17 +204,35 @@ def forward_fp8(
     return y, codes[0], scales[0], codes[1], scales[1]
 
 
+Kept = tuple[Tensor, Tensor]  # codes, scales
+
+
 def backward_fp8(
-    grad: Tensor, gate: tuple[Tensor, Tensor], up: tuple[Tensor, Tensor], bounds: Bounds = None
+    grad: Tensor, gate: Kept, up: Kept, bounds: Bounds = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients, from (codes, scales) of gate and up."""
+    """Returns the gradients, from what is kept of gate and up."""
+    grads = grad.new_empty(grad.shape), grad.new_empty(grad.shape)
+    _write_gradients_fp8(grad, gate, up, grads, bounds, grad.shape[-1])
+    return grads
+
+
+def backward_fp8_packed(grad: Tensor, gate: Kept, up: Kept, bounds: Bounds = None) -> Tensor:
+    """Returns both gradients side by side in one tensor."""
+    width = grad.shape[-1]
+    both = grad.new_empty(*grad.shape[:-1], 2 * width)
+    to = (both[..., :width], both[..., width:])
+    _write_gradients_fp8(grad, gate, up, to, bounds, 2 * width)
+    return both
+
+
+def _write_gradients_fp8(
+    grad: Tensor, gate: Kept, up: Kept, to: tuple[Tensor, Tensor], bounds: Bounds, stride: int
+) -> None:
     dy = rows_of(grad)
     rows, width = dy.shape
     tiles, together = ceil_div(width, TILE), _tiles_a_program(width)
-    grads = grad.new_empty(grad.shape), grad.new_empty(grad.shape)
     b1, b2, situ = _situ(bounds)
     launch(
-        _backward_fp8, (rows, ceil_div(tiles, together)), dy, *gate, *up, *grads, b1, b2, width,
-        tiles, dy.stride(0), SITU=situ, T=together,
+        _backward_fp8, (rows, ceil_div(tiles, together)), dy, *gate, *up, *to, b1, b2, width,
+        tiles, dy.stride(0), stride, SITU=situ, T=together,
     )  # fmt: skip
-    return grads

@@ -72,6 +72,12 @@ def gated_fp8(
     Args:
         bounds: [b1, b2] of SiTU-GLU, or [] for SwiGLU.
     """
+    return _activated_and_kept(gate, up, bounds)
+
+
+def _activated_and_kept(
+    gate: Tensor, up: Tensor, bounds: list[float]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if runs_e4m3("gated_fp8", gate):
         import flopwright.kernels.swiglu.kernel as kernel
 
@@ -107,7 +113,14 @@ def gated_fp8_backward(
         import flopwright.kernels.swiglu.kernel as kernel
 
         return kernel.backward_fp8(grad, (g8, gs), (u8, us), _pair(bounds))
-    gate, up = fp8.dequantize(g8, gs, grad.dtype), fp8.dequantize(u8, us, grad.dtype)
+    return _gradients_at_kept(grad, (g8, gs), (u8, us), bounds)
+
+
+def _gradients_at_kept(
+    grad: Tensor, kept_gate: tuple[Tensor, Tensor], kept_up: tuple[Tensor, Tensor],
+    bounds: list[float],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    gate, up = (fp8.dequantize(*kept, grad.dtype) for kept in (kept_gate, kept_up))
     if bounds:
         return reference.situ_glu_backward(grad, gate, up, *bounds)
     return gradients(grad, gate, up)
@@ -120,8 +133,46 @@ def _(
     return grad.new_empty(grad.shape), grad.new_empty(grad.shape)
 
 
+@torch.library.custom_op("flopwright::gated_fp8_packed", mutates_args=())
+def gated_fp8_packed(
+    gate_up: Tensor, bounds: list[float]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns the same of gate and up side by side: the halves have tiles of their own."""
+    gate, up = gate_up.chunk(2, -1)
+    return _activated_and_kept(gate, up, bounds)
+
+
+@gated_fp8_packed.register_fake
+def _(gate_up: Tensor, bounds: list[float]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    shape = (*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    tiles = (*shape[:-1], fp8.tiles(shape[-1]))
+
+    def kept() -> tuple[Tensor, Tensor]:
+        codes = gate_up.new_empty(shape, dtype=torch.float8_e4m3fn)
+        return codes, gate_up.new_empty(tiles, dtype=torch.float32)
+
+    return (gate_up.new_empty(shape), *kept(), *kept())
+
+
+@torch.library.custom_op("flopwright::gated_fp8_packed_backward", mutates_args=())
+def gated_fp8_packed_backward(
+    grad: Tensor, g8: Tensor, gs: Tensor, u8: Tensor, us: Tensor, bounds: list[float]
+) -> Tensor:
+    """Returns the gradient of gate and up side by side."""
+    if runs_e4m3("gated_fp8", grad):
+        import flopwright.kernels.swiglu.kernel as kernel
+
+        return kernel.backward_fp8_packed(grad, (g8, gs), (u8, us), _pair(bounds))
+    return torch.cat(_gradients_at_kept(grad, (g8, gs), (u8, us), bounds), -1)
+
+
+@gated_fp8_packed_backward.register_fake
+def _(grad: Tensor, g8: Tensor, gs: Tensor, u8: Tensor, us: Tensor, bounds: list[float]) -> Tensor:
+    return grad.new_empty((*grad.shape[:-1], 2 * grad.shape[-1]))
+
+
 def _setup_fp8(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.bounds = inputs[2]
+    ctx.bounds = inputs[-1]
     ctx.save_for_backward(*output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
@@ -131,3 +182,10 @@ def _backward_fp8(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, Tensor, None
 
 
 gated_fp8.register_autograd(_backward_fp8, setup_context=_setup_fp8)
+
+
+def _backward_fp8_packed(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:
+    return gated_fp8_packed_backward(grad, *ctx.saved_tensors, ctx.bounds), None
+
+
+gated_fp8_packed.register_autograd(_backward_fp8_packed, setup_context=_setup_fp8)

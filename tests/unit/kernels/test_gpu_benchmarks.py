@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,31 +13,59 @@ import pytest
 
 pytest.importorskip("triton")
 
+from flopwright.kernels.checks.suite import GROUPS
+
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
-def _run(name: str, *arguments: str) -> dict[str, Any]:
+# What the check must do without: everything beyond the planning install, torch and triton.
+HIDDEN = """
+import sys
+from importlib.machinery import PathFinder
+ABSENT = {"deepspeed", "safetensors", "tokenizers", "pyarrow", "transformers", "scipy", "numba",
+          "matplotlib", "plotly", "streamlit", "ray", "hypothesis", "liger_kernel", "fla"}
+class Without:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        absent = name.split(".")[0] in ABSENT
+        return None if absent else PathFinder.find_spec(name, path, target)
+sys.meta_path[:] = [Without if f is PathFinder else f for f in sys.meta_path]
+"""
+
+
+def _run(name: str, *arguments: str, folder: Path | None = None) -> dict[str, Any]:
+    """Returns what a benchmark prints; `folder` holds a sitecustomize.py for it."""
     command = [sys.executable, str(BENCHMARKS / name), "--device", "cpu", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    environment = os.environ | ({} if folder is None else {"PYTHONPATH": str(folder)})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
 @pytest.mark.slow
-def test_gpu_check(tmp_path: Path) -> None:
+def test_gpu_check_needs_this_repository_torch_and_triton_alone(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDDEN, encoding="utf-8")
     out = tmp_path / "check.json"
-    parts = ("correctness", "curves")  # speed is the other command's
-    found = _run("gpu_check.py", "--seed", "3", "--out", str(out), "--only", *parts)
+    parts = ("correctness", "curves", "steps")  # speed is the other command's
+    ops = ("balance_histogram", "rms_norm")  # the others have tests of their own
+    found = _run("gpu_check.py", "--seed", "3", "--out", str(out), "--only", *parts, "--ops", *ops,
+                 folder=tmp_path)  # fmt: skip
     assert json.loads(out.read_text(encoding="utf-8")) == found
     assert found["measured_on_a_gpu"] is False
     checks = found["correctness"]
     assert checks["failed"] == []
-    folders = {p.parent.name for p in BENCHMARKS.parent.glob("kernels/*/kernel.py")}
-    assert folders <= {o["op"].split()[0] for o in checks["ops"]}
+    assert {o["op"].split()[0] for o in checks["ops"]} == set(ops)
     points = found["curves"]["probe"]["operators"]
     assert {"grouped_gemm", "attention", "memory_bound"} <= {p["kind"] for p in points}
     assert found["curves"]["calibration"]["curves"]
+    for step in found["training_steps"]:
+        assert abs(step["memory_error"]) < 0.01
+
+
+def test_every_kernel_is_checked() -> None:
+    folders = {p.parent.name for p in BENCHMARKS.parent.glob("kernels/*/kernel.py")}
+    assert folders <= set(GROUPS)
 
 
 @pytest.mark.slow
@@ -51,7 +80,8 @@ def test_kernels_benchmark(tmp_path: Path) -> None:
         assert row["forward_s"] > 0
 
 
-def test_the_quicker_kernel_is_chosen_with_its_reason() -> None:
+def test_the_quicker_kernel_is_chosen_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flopwright.kernels import libraries
     from flopwright.kernels.checks.timing import Floor, choices
 
     def row(op: str, kernel: str, seconds: float) -> dict[str, Any]:
@@ -72,5 +102,14 @@ def test_the_quicker_kernel_is_chosen_with_its_reason() -> None:
             "reason": "1.25 times as fast as the other, forward and backward, measured today",
         }
     }
+    # A library that is not here, or whose kernel fails, is not taken, and the record says why.
+    failing = [*rows, row("attention", "library", 0.1) | {"error": "out of memory"}]
+    assert choices(failing, "today")["attention"] == {
+        "kernel": "triton", "reason": "out of memory, today"
+    }  # fmt: skip
+    monkeypatch.setattr(libraries, "installed", lambda package: False)
+    assert choices([row("kda", "triton", 1.0)], "today")["kda"] == {
+        "kernel": "triton", "reason": "flash-linear-attention is not installed, today"
+    }  # fmt: skip
     assert Floor(100.0, 10.0).seconds(200.0, 10.0) == 2.0
     assert Floor(100.0, 10.0).seconds(200.0, 50.0) == 5.0

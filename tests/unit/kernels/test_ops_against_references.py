@@ -31,7 +31,7 @@ from flopwright.kernels.rms_norm.op import add_rms_norm, rms_norm
 from flopwright.kernels.rope.op import mla_key_value, rope
 from flopwright.kernels.router.op import route
 from flopwright.kernels.swiglu.op import swiglu, swiglu_packed
-from flopwright.kernels.swiglu.situ import gated_fp8, situ_glu
+from flopwright.kernels.swiglu.situ import gated_fp8, gated_fp8_packed, situ_glu
 
 TOKENS, EXPERTS, TOP_K = 6, 5, 2
 FP32 = torch.float32
@@ -317,6 +317,7 @@ def test_lower_precision_stays_near_float64(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_equal_finite_differences(name: str) -> None:
     case = CASES[name]
@@ -339,6 +340,7 @@ def test_opcheck(name: str, dtype: torch.dtype) -> None:
     torch.library.opcheck(case.op, case.args(_random(dtype, grad=True)), test_utils=UTILS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in OPS if not n.startswith("route")])
 def test_ops_are_traced_with_unknown_sizes(name: str) -> None:
     """As torch.compile does; the check itself cannot add up a router's integer choices."""
@@ -359,6 +361,7 @@ def test_opcheck_of_ops_without_a_gradient(dtype: torch.dtype) -> None:
         (ADD_NORM, (draw(3, 4).requires_grad_(), draw(3, 4), draw(4), 1e-5)),
         (mx_fake_quantize, (draw(3, 40).requires_grad_(), "e2m1")),
         (gated_fp8, (draw(3, 200).requires_grad_(), draw(3, 200).requires_grad_(), [])),
+        (gated_fp8_packed, (draw(3, 400).requires_grad_(), [4.0, 25.0])),
     ):
         torch.library.opcheck(op, args, test_utils=UTILS)
     # The schema test multiplies its inputs, which torch cannot do with 8-bit floats.

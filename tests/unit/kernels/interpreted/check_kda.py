@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("shape", "widths", "forgetting"),
     [
-        ((1, 37, 1), (16, 20), 1.0),
+        ((1, 37, 1), (16, 20), 1.0),  # three chunks, the last one short
         ((1, 16, 2), (24, 16), 0.05),
         ((2, 1, 1), (8, 8), 1.0),  # one token
         ((1, 20, 1), (16, 16), 40.0),  # a channel forgets all within a chunk
@@ -30,8 +30,8 @@ def test_kda(
     assert not failures(verify(kda_check(shape, widths, dtype, CPU, forgetting), dtype))
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, phases=[Phase.generate])
-@given(st.integers(1, 40), st.integers(1, 2), st.integers(1, 20), st.integers(1, 80))
-def test_kda_drawn(tokens: int, heads: int, k_width: int, v_width: int) -> None:
-    check = kda_check((1, tokens, heads), (k_width, v_width), torch.float32, CPU)
+@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(st.integers(1, 33), st.integers(1, 20), st.integers(1, 80))
+def test_kda_drawn(tokens: int, k_width: int, v_width: int) -> None:
+    check = kda_check((1, tokens, 1), (k_width, v_width), torch.float32, CPU)
     assert not failures(verify(check, torch.float32))

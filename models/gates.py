@@ -1,0 +1,42 @@
+"""Gated activations between two matrices, their inputs kept as the saving policy says.
+
+Under FP8 storage one op makes the result and what is kept of its inputs; where the inputs are
+dropped, or nothing is narrow, the plain op runs.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flopwright.kernels.swiglu.op import swiglu, swiglu_packed
+from flopwright.kernels.swiglu.situ import gated_fp8, gated_fp8_packed, situ_glu
+from flopwright.kernels.swiglu.situ_packed import situ_glu_packed
+from flopwright.models.saving import keeps_narrow, narrow, narrow_already, region
+
+Bounds = tuple[float, float] | None  # of SiTU-GLU; None is SwiGLU
+
+
+def gated(groups: tuple[str, ...], gate: Tensor, up: Tensor, bounds: Bounds) -> Tensor:
+    """Returns the activation of two tensors [..., width].
+
+    Args:
+        groups: the recompute groups of the activation.
+    """
+    if keeps_narrow(groups):
+        y, *kept = gated_fp8(gate, up, list(bounds or ()))
+        narrow_already(*kept)
+        return y
+    if bounds is None:
+        return region(groups, swiglu, narrow(gate), narrow(up))
+    return region(groups, situ_glu, narrow(gate), narrow(up), *bounds)
+
+
+def gated_packed(groups: tuple[str, ...], gate_up: Tensor, bounds: Bounds) -> Tensor:
+    """Returns the same of both side by side, [..., 2 * width]."""
+    if keeps_narrow(groups):
+        y, *kept = gated_fp8_packed(gate_up, list(bounds or ()))
+        narrow_already(*kept)
+        return y
+    if bounds is None:
+        return region(groups, swiglu_packed, narrow(gate_up))
+    return region(groups, situ_glu_packed, narrow(gate_up), *bounds)
