@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flopwright.kernels.swiglu.op import swiglu
-from flopwright.kernels.swiglu.situ import situ_glu
+from flopwright.models.gates import gated
 from flopwright.models.parallel import TensorParallel, WholeMatrices
 from flopwright.models.projection.module import Projection, RowProjection
 from flopwright.models.saving import narrow, region
@@ -50,17 +49,12 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns a tensor like x."""
         if self.spec.gated:
-            gate, up = map(narrow, self._raised(x, self.gate_proj, self.up_proj))
-            inner = region(ACTIVATION, self._gated, gate, up)
+            gate, up = self._raised(x, self.gate_proj, self.up_proj)
+            inner = gated(ACTIVATION, gate, up, self.spec.bounds)
         else:
             (up,) = self._raised(x, self.up_proj)
             inner = region(ACTIVATION, _gelu, narrow(up))
         out: Tensor = self.down_proj(inner)
-        return out
-
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        bounds = self.spec.bounds
-        out: Tensor = swiglu(gate, up) if bounds is None else situ_glu(gate, up, *bounds)
         return out
 
     def _raised(self, x: Tensor, *projections: Projection) -> tuple[Tensor, ...]:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from flopwright.kernels.grouped_gemm.op import grouped_gemm
 from flopwright.kernels.moe_permute.op import permute, sort_by_expert, unpermute
-from flopwright.kernels.swiglu.op import swiglu_packed
-from flopwright.kernels.swiglu.situ_packed import situ_glu_packed
+from flopwright.models.gates import gated_packed
 from flopwright.models.mlp.module import FeedForward
 from flopwright.models.moe.dispatch import Dispatched, Dispatcher, LocalDispatch
 from flopwright.models.moe.router import Router
@@ -64,19 +63,12 @@ class Experts(nn.Module):
             part: "inner" ends with the activation [N, width], "down" begins with it.
         """
         if part != "down":
-            gate_up = narrow(grouped_gemm(narrow(rows), self.gate_up_proj, counts))
-            rows = region(ACTIVATION, self._activated, gate_up)
+            gate_up = grouped_gemm(narrow(rows), self.gate_up_proj, counts)
+            rows = gated_packed(ACTIVATION, gate_up, self.bounds)
         if part == "inner":
             return rows
         results: Tensor = grouped_gemm(rows, self.down_proj, counts)
         return results
-
-    def _activated(self, gate_up: Tensor) -> Tensor:
-        bounds = self.bounds
-        out: Tensor = (
-            swiglu_packed(gate_up) if bounds is None else situ_glu_packed(gate_up, *bounds)
-        )
-        return out
 
 
 class MixtureOfExperts(nn.Module):
