@@ -20,8 +20,10 @@ _DEVIATIONS: Final = 3.0
 # Kept turns of every plan before anyone leaves for less than this: far behind is seen at once.
 _LEAST_TURNS: Final = 2
 FAR_BEHIND: Final = 0.3
-# Shares of the time after which only a half, and then a quarter, goes on.
-_HALVINGS: Final = ((0.4, 0.5), (0.65, 0.25))
+# One turn may have met a burst of other work.
+FAR_AT_ONCE: Final = 0.6
+# Shares of the time after which only a half, and then a third, goes on.
+HALVINGS: Final = ((0.5, 0.5), (0.8, 0.35))
 _LEAST_LEFT: Final = 3
 _LEAST_TIES: Final = 2
 
@@ -36,6 +38,7 @@ class Rules:
         timeout_s: a plan leaves when its turns have taken so many seconds in all.
         max_rounds: rounds (the warm-up among them) after which there is no more to learn.
         steps_per_turn: optimizer steps of a turn.
+        halvings: (share of the time, share of the plans that go on from then).
     """
 
     names: tuple[str, ...]
@@ -44,6 +47,7 @@ class Rules:
     timeout_s: float = math.inf
     max_rounds: int = 40
     steps_per_turn: int = 2
+    halvings: tuple[tuple[float, float], ...] = HALVINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,7 @@ def decide(
         return Decision(retired={}, stop=over)
     times = paired_times(kept)
     early = min(times.plans[n].turns for n in running) < _LEAST_TURNS
-    gone = _clearly_slower(rules, times, running, FAR_BEHIND if early else CLEARLY)
+    gone = _clearly_slower(rules, times, running, FAR_AT_ONCE if early else CLEARLY)
     if not early:
         gone |= _halved(rules, times, [n for n in running if n not in gone], elapsed_s)
     return Decision(retired=gone, stop=over)
@@ -139,7 +143,8 @@ def _halved(
 ) -> dict[str, str]:
     """Returns the slower part of who is left, once each point of the time is passed."""
     share = next(
-        (left for point, left in reversed(_HALVINGS) if elapsed_s > point * rules.budget_s), 1.0
+        (left for point, left in reversed(rules.halvings) if elapsed_s > point * rules.budget_s),
+        1.0,
     )
     allowed = max(_LEAST_LEFT, math.ceil(share * len(rules.names)))
     ordered = sorted(running, key=lambda n: times.plans[n].step_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -56,8 +57,12 @@ class TournamentResult(Spec):
     """The outcome.
 
     Attributes:
-        regret, spearman, chosen: of the planner with the calibration.
-        noise_floor: how far one plan's time under two names differs; None without a twin.
+        regret, spearman, chosen: of the planner with the calibration; the chosen plan's time is
+            that of both its entries. The best is among those that raced to the end: who left
+            early was slower beyond doubt, or had too few turns to be told from its luck.
+        noise_floor: how far one plan's time under two names differs: over all launches, or what
+            its differences in each launch make one expect of their mean, if that is more. None
+            without a twin.
         regret_crossed: the same regret when the best is picked in half of the rounds and
             compared in the other half: without the luck of being picked. None where there are
             too few rounds.
@@ -133,13 +138,11 @@ def result_of(
         chosen, uncalibrated: names of what the planner takes with and without calibration.
         left: why plans left the race early.
     """
-    times = paired_times(kept_turns(turns))
+    kept = kept_turns(turns)
+    times = paired_times(_as_one(kept, chosen))
     raced = [c for c in contenders if c.name in times.plans]
-    names = [c.name for c in raced]
-    best, twin = times.fastest(names), twin_of(chosen)
-    floor = None
-    if twin in times.plans:
-        floor = math.exp(abs(math.log(times.ratio(twin, chosen)))) - 1.0
+    names = _contending([c.name for c in raced], left, chosen, uncalibrated)
+    best = times.fastest(names)
     rows = [
         PlanRow(
             name=c.name,
@@ -164,18 +167,49 @@ def result_of(
         best=best,
         regret=calibrated.regret,
         spearman=calibrated.spearman,
-        noise_floor=floor,
-        regret_crossed=_crossed(turns, names, chosen),
+        noise_floor=_floor(kept, chosen),
+        regret_crossed=_crossed(_as_one(turns, chosen), names, chosen),
         regret_log_std=0.0 if chosen == best else times.ratio_log_std(chosen, best),
         uncalibrated=_judged(rows, uncalibrated, [r.prior_step_s for r in rows]),
         calibrated=calibrated,
         calibration_id=calibration_id,
         plans=tuple(rows),
         refused=tuple(refused),
-        rounds=len({(t.launch, t.round) for t in kept_turns(turns)}),
+        rounds=len({(t.launch, t.round) for t in kept}),
         scatter_log=times.scatter_log,
         finished=finished,
     )
+
+
+def _as_one(turns: Sequence[TurnTime], chosen: str) -> list[TurnTime]:
+    """Returns the turns with the twin's as the chosen plan's own."""
+    twin = twin_of(chosen)
+    return [replace(t, plan=chosen) if t.plan == twin else t for t in turns]
+
+
+def _contending(
+    names: Sequence[str], left: Mapping[str, str], chosen: str, uncalibrated: str
+) -> list[str]:
+    """Returns who raced to the end."""
+    return [n for n in names if n not in left or n in {chosen, uncalibrated}]
+
+
+def _floor(kept: Sequence[TurnTime], chosen: str) -> float | None:
+    """Returns how far the chosen plan's two entries differ, as a share.
+
+    A process that starts anew lays its memory out anew, and one plan may be faster in it than
+    its twin for as long as it lives. So what counts is the mean over launches; of few of
+    them it may be small by luck, and then what their differences make one expect counts.
+    """
+    twin, logs = twin_of(chosen), []
+    for launch in dict.fromkeys(t.launch for t in kept):
+        times = paired_times([t for t in kept if t.launch == launch])
+        if {twin, chosen} <= set(times.plans):
+            logs.append(math.log(times.ratio(twin, chosen)))
+    if not logs:
+        return None
+    expected = math.sqrt(sum(x**2 for x in logs) / len(logs)) / math.sqrt(len(logs))
+    return math.expm1(max(abs(sum(logs) / len(logs)), expected))
 
 
 def _judged(rows: Sequence[PlanRow], chosen: str, predicted_s: Sequence[float]) -> Judged:

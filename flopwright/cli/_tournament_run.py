@@ -46,7 +46,7 @@ from flopwright.planner.tournament import (
     prior_choice,
     twin_of,
 )
-from flopwright.planner.tournament_referee import Rules, decide, worth_racing
+from flopwright.planner.tournament_referee import HALVINGS, Rules, decide, worth_racing
 from flopwright.planner.tournament_result import TournamentResult, result_of
 from flopwright.planner.tournament_times import TurnTime
 from flopwright.report.metrics import Measurement
@@ -66,6 +66,9 @@ PLANS: Final = "plans"
 _HEAT_SHARE: Final = 0.4
 _HEAT_ROUNDS: Final = 5
 _RACE_ROUNDS: Final = 40
+# Launches of a race, and what of the time that is left each may take.
+LEGS: Final = 3
+LEG_SHARES: Final = (0.4, 0.5, 1.0)
 _MORE_STEPS: Final = 4000  # than any race makes: the referee ends it
 _HELD_OUT_SEQUENCES: Final = 16
 _RACE_LAUNCHES: Final = 1000
@@ -206,21 +209,29 @@ def _learnt(tourney: _Tourney, given: Calibration | None) -> Learnt:
 
 
 def _race(tourney: _Tourney) -> bool:
-    """Runs all contenders, the chosen one twice; returns whether the race came to its end."""
+    """Runs all contenders, the chosen one twice; returns whether the race came to its end.
+
+    It has several launches: a process that starts anew lays its memory out anew, so that a
+    plan that was lucky in one is not in all. In the first one plans leave that are behind; in
+    the later ones those that are left run in another order each.
+    """
     state, options = tourney.state, tourney.options
-    out = {r.name for r in state.refused}
-    names = [c.name for c in state.contenders if c.name not in out and c.name not in state.left]
-    stay = {state.chosen, state.uncalibrated, twin_of(state.chosen)}
-    rules = Rules(
-        names=(*names, twin_of(state.chosen)),
-        stay=frozenset(stay),
-        budget_s=max(0.0, options.budget_s - state.spent_s),
-        timeout_s=options.timeout_s,
-        max_rounds=_RACE_ROUNDS,
-        steps_per_turn=options.steps_per_turn,
-    )
-    if not _trials(tourney, RACE, rules, probe=False):
-        return False
+    for leg in range(state.legs, LEGS):
+        gone = {r.name for r in tourney.state.refused} | set(tourney.state.left)
+        names = [c.name for c in state.contenders if c.name not in gone]
+        names.append(twin_of(state.chosen))
+        rules = Rules(
+            names=tuple(names if leg % 2 == 0 else reversed(names)),
+            stay=frozenset({state.chosen, state.uncalibrated, twin_of(state.chosen)}),
+            budget_s=max(0.0, options.budget_s - tourney.state.spent_s) * LEG_SHARES[leg],
+            timeout_s=options.timeout_s,
+            max_rounds=_RACE_ROUNDS,
+            steps_per_turn=options.steps_per_turn,
+            halvings=HALVINGS if leg == 0 else (),
+        )
+        if not _trials(tourney, RACE, rules, probe=False):
+            return False
+        tourney.save(legs=leg + 1)
     tourney.save(finished=True)
     return True
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from pydantic import Field, NonNegativeFloat, ValidationError
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError
 
 from flopwright.errors import InputError, Violation
 from flopwright.planner.tournament import Contender, Refused
@@ -40,6 +40,7 @@ class State(Spec):
         chosen, uncalibrated: names; "" before the choice.
         left: who left the race early, and why.
         spent_s: seconds of running so far.
+        legs: launches of the race that have come to their end.
     """
 
     asked: Asked
@@ -51,6 +52,7 @@ class State(Spec):
     uncalibrated: str = ""
     left: dict[str, str] = Field(default_factory=dict)
     spent_s: NonNegativeFloat = 0.0
+    legs: NonNegativeInt = 0
     finished: bool = False
 
 

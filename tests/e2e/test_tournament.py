@@ -80,7 +80,8 @@ def test_a_tournament_is_stopped_taken_up_and_told_again(tmp_path: Path) -> None
     assert len(state["contenders"]) >= 2
     result = told(tmp_path, command(tmp_path, "--json"))
     by_name = {p["name"]: p for p in result["plans"]}
-    best = min(p["measured_step_s"] for p in result["plans"])
+    best = by_name[result["best"]]["measured_step_s"]
+    assert not by_name[result["best"]]["left"]
     chosen = by_name[result["chosen"]]
     assert result["finished"]
     assert result["regret"] == pytest.approx(chosen["measured_step_s"] / best - 1, abs=1e-9)
