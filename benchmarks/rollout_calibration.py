@@ -4,16 +4,19 @@
 
 FOLDER (else FLOPWRIGHT_MEASURED_DATA) holds validation/rl_runs.csv. Of each system of the grid
 the factor between measured and predicted is learnt on all cells but one, and the last is
-predicted with it; without fit the engine model stands as it is. The last
-line is one JSON object: uncalibrated_error and calibrated_error are medians over the cells of
-|predicted / measured - 1| of output tokens a second, interval80_coverage is the share of fresh
-synthetic samples inside the fitted law's 80 % interval.
+predicted with it; without fit the engine model stands as it is. Then the three terms of a step
+are fitted on two cells of one system and predict all others. The last line is one JSON object:
+uncalibrated_error and calibrated_error are medians over the cells of |predicted / measured - 1|
+of output tokens a second, three_terms says how the fit on two cells fares,
+interval80_coverage is the share of fresh synthetic samples inside the fitted law's 80 %
+interval.
 """
 
 from __future__ import annotations
 
 import csv
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -77,48 +80,99 @@ def synthetic() -> dict[str, Any]:
     return {"term_error": statistics.median(errors), "coverage": float(np.mean(inside))}
 
 
-def _cells(folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """Returns (measured, predicted) tokens a second and GPU of the grid's cells, by system."""
+# How far a term may lie from the prediction's (one sigma, in logarithms), and the noise of a cell.
+PRIOR, NOISE = 0.4, 0.05
+# The two cells that the terms are fitted on: one dense model, once long in, once long out.
+FITTED_ON = ("trtllm_llama33_70b_h200_1024_8192", "trtllm_llama33_70b_h200_8192_1024")
+_NUDGE = 0.05
+
+
+def _cells(folder: Path) -> dict[str, tuple[str, float, list[float]]]:
+    """Returns by cell: its system, measured tokens a second and GPU, and predicted ones.
+
+    The predictions: as the engine model stands, and with each of the three terms nudged.
+    """
     with (folder / "validation" / "rl_runs.csv").open(newline="") as file:
         values = {row["id"]: row["value"] for row in csv.DictReader(file)}
-    out: dict[str, list[tuple[float, float]]] = {}
+    out: dict[str, tuple[str, float, list[float]]] = {}
     for path in sorted((SCENARIO_CATALOG / "published_rl").glob("trtllm_*.yaml")):
         data = read_yaml(path).data
         row, experiment = data["rows"][0], EngineExperiment.model_validate(data["experiment"])
-        if row["id"] in values:
-            metric = engine_metrics(experiment)[row["metric"]]
-            system = f"{experiment.model} on {experiment.node_type}"
-            out.setdefault(system, []).append((float(values[row["id"]]), metric))
+        if row["id"] not in values:
+            continue
+        scales = [(1.0, 1.0, 1.0)]
+        scales += [tuple(1 + _NUDGE * (i == k) for i in range(3)) for k in range(3)]
+        rates = [engine_metrics(experiment, scale=s)[row["metric"]] for s in scales]
+        system = f"{experiment.model} on {experiment.node_type}"
+        out[path.stem] = (system, float(values[row["id"]]), rates)
     return out
 
 
-def grid(folder: Path) -> tuple[float, float]:
+def grid(cells: dict[str, tuple[str, float, list[float]]]) -> tuple[float, float]:
     """Returns median errors as predicted, and with each system's other cells as calibration.
 
     A system has two or three cells, fewer than a law has terms: what they fit is the factor
     that all three terms share, the prediction being the prior of their ratios.
     """
     before, after = [], []
-    for cells in _cells(folder).values():
-        for index, (measured, predicted) in enumerate(cells):
-            others = [c for place, c in enumerate(cells) if place != index]
-            factor = np.exp(np.mean([np.log(m / p) for m, p in others])) if others else 1.0
-            before.append(abs(predicted / measured - 1))
-            after.append(abs(predicted * factor / measured - 1))
+    for name, (system, measured, rates) in cells.items():
+        others = [c for n, c in cells.items() if n != name and c[0] == system]
+        logs = [np.log(m / r[0]) for _, m, r in others]
+        factor = np.exp(np.mean(logs)) if logs else 1.0
+        before.append(abs(rates[0] / measured - 1))
+        after.append(abs(rates[0] * factor / measured - 1))
     return statistics.median(before), statistics.median(after)
+
+
+def three_terms(cells: dict[str, tuple[str, float, list[float]]]) -> dict[str, Any]:
+    """Returns how well the three terms of a step, fitted on two cells, predict the others.
+
+    Two cells cannot fix three terms: each has a prior, the engine model's own. The law is taken
+    as linear in the logarithms of the terms. "any_two": the same for every pair of cells.
+    """
+    names = list(cells)
+    off = np.array([np.log(cells[n][2][0] / cells[n][1]) for n in names])
+    slopes = np.array(
+        [[np.log(r / cells[n][2][0]) / np.log1p(_NUDGE) for r in cells[n][2][1:]] for n in names]
+    )
+
+    def rest(pair: tuple[int, ...]) -> np.ndarray:
+        a, r = slopes[list(pair)], off[list(pair)]
+        x = -np.linalg.solve(a.T @ a / NOISE**2 + np.eye(3) / PRIOR**2, a.T @ r / NOISE**2)
+        others = [i for i in range(len(names)) if i not in pair]
+        return np.abs(np.expm1(off[others] + slopes[others] @ x))
+
+    found = rest(tuple(names.index(n) for n in FITTED_ON))
+    pairs = [rest(p) for p in itertools.combinations(range(len(names)), 2)]
+    return {
+        "cells": len(found),
+        "median_error": float(np.median(found)),
+        "largest_error": float(found.max()),
+        "within_15": int((found <= 0.15).sum()),
+        "any_two_median_error": float(np.median([np.median(p) for p in pairs])),
+        "any_two_best_within_15": max(int((p <= 0.15).sum()) for p in pairs),
+    }
 
 
 def main() -> None:
     """Prints the figures; the last line is JSON."""
     folder = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("FLOPWRIGHT_MEASURED_DATA")
     logs = synthetic()
-    before, after = grid(Path(folder)) if folder else (None, None)
+    cells = _cells(Path(folder)) if folder else {}
+    before, after = grid(cells) if cells else (None, None)
     print(f"synthetic logs: median error of a term {logs['term_error']:.3f}")
     if folder is None:
         print("no folder of measured data: the grid is left out")
+    terms = three_terms(cells) if cells else None
+    if terms is not None:
+        print(
+            f"three terms fitted on two cells: {terms['within_15']} of {terms['cells']} others "
+            f"within 15 %, median {terms['median_error']:.3f}, worst {terms['largest_error']:.3f}"
+        )
     record = {
         "uncalibrated_error": before,
         "calibrated_error": after,
+        "three_terms": terms,
         "interval80_coverage": logs["coverage"],
         "synthetic_term_error": logs["term_error"],
         "machine": platform.processor() or platform.machine(),

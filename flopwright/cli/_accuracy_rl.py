@@ -26,6 +26,13 @@ def show_rl(console: Console, report: RlReport) -> None:
         for f in report.fitted:
             table.add_row(f.scenario, f.field, f.row, f"{f.value:.6g}")
         console.print(table)
+    if report.chosen:
+        table = Table(title="fitted once for a system or an engine", title_justify="left")
+        for name in ("of", "number", "rows", "value"):
+            table.add_column(name)
+        for c in report.chosen:
+            table.add_row(", ".join(c.of), c.field, ", ".join(c.rows), f"{c.value:.6g}")
+        console.print(table)
     console.print(f"{report.assumed} inputs are assumed; each scenario lists its own.")
     console.print(_skipped(report))
 

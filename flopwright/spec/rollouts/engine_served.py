@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from flopwright.spec.base import Spec
 from flopwright.spec.formats import BF16, BLOCK_FP8, INT4_G32, MXFP4, NVFP4, WeightFormat
@@ -168,6 +168,12 @@ class EngineSoftware(Spec):
         max_running: attempts of a tp group at most.
         step_host_s: host seconds of a step that the GPU waits for.
         attempt_host_s: and for every attempt of a tp group.
+        logit_bytes: bytes that choosing a token (and its log-probability) moves for every
+            entry of the vocabulary.
+        decode_share: bandwidth that its decode attention reaches as a share of the tables';
+            latent_decode_share: the same of latent attention.
+        decode_tile_rows: queries that its decode attention computes for every cached head,
+            those of the head padded to so many.
         exchange: how tokens reach experts of other GPUs: "gather_scatter" gathers all of them
             everywhere, "deepep" sends each token to its experts, by low-latency kernels in
             decoding and once to each node in prefill.
@@ -177,6 +183,7 @@ class EngineSoftware(Spec):
         balanced_experts: redundant experts and placement follow the load.
         fp8_cache_share: bandwidth that decode attention reaches on an fp8 cache as a share of
             that on a bf16 one; None: as the tables have it.
+        fitted: fields that were fitted on published rows, with the ids of the rows.
     """
 
     name: str = Field(min_length=1)
@@ -191,12 +198,17 @@ class EngineSoftware(Spec):
     max_running: PositiveInt = 1024
     step_host_s: Seconds = Field(default=0.0, alias="step_host")
     attempt_host_s: Seconds = Field(default=0.0, alias="attempt_host")
+    logit_bytes: PositiveFloat = 8.0
+    decode_share: float = Field(default=1.0, gt=0, le=2)
+    latent_decode_share: float = Field(default=1.0, gt=0, le=2)
+    decode_tile_rows: PositiveInt = 1
     exchange: Literal["gather_scatter", "deepep"] = "gather_scatter"
     two_batches: bool = False
     hidden_share: float = Field(default=0.0, ge=0, le=1)
     expert_load_cv: float = Field(default=0.0, ge=0, le=10)
     balanced_experts: bool = False
     fp8_cache_share: float | None = Field(default=None, gt=0, le=2)
+    fitted: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
 
 

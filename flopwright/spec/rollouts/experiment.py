@@ -94,6 +94,8 @@ class LoopExperiment(Spec):
         model: a catalog name or a model in place; the one that is trained and served.
         update: None where only generation was measured.
         sync: of the weights after each step; None: not counted.
+        sync_in: where its time is counted: a phase of its own, or in the generation of
+            co-located engines, which wake up with the new weights.
         steps: training steps behind "train_hours".
         driver_s: seconds of a step that belong to no phase (validation, reward, dumps).
     """
@@ -106,6 +108,7 @@ class LoopExperiment(Spec):
     update: UpdatePhase | None = None
     layout: Layout = Field(default=Colocated(), discriminator="kind")
     sync: WeightSyncPlan | None = None
+    sync_in: Literal["step", "generation"] = "step"
     steps: PositiveInt | None = None
     driver_s: PhaseSeconds = Field(default=0.0, alias="driver")
     seed: int = Field(default=0, ge=0)

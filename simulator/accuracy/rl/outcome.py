@@ -82,6 +82,11 @@ class LoopOutcome(Outcome):
         """The synchronisation, None where none is counted."""
         return sync_time(self.given.sync, self.cluster) if self.given.sync is not None else None
 
+    @property
+    def _woken(self) -> bool:
+        """Whether generation's time holds that of the synchronisation."""
+        return self.given.sync_in == "generation"
+
     @cached_property
     def fleet(self) -> Fleet:
         """The engines."""
@@ -96,7 +101,7 @@ class LoopOutcome(Outcome):
             long_instances=rollout.long_instances,
             capture=rollout.capture,
             chunk_tokens=rollout.chunk_tokens,
-            wake_s=f"{rollout.wake_s} s",
+            wake_s=f"{rollout.wake_s + (self._m_sync_time() if self._woken else 0.0)} s",
         )
 
     @cached_property
@@ -106,7 +111,7 @@ class LoopOutcome(Outcome):
         times = PhaseTimes(
             update_s=f"{update.update_s if update else 0.0} s",
             log_prob_s=f"{update.log_prob_s if update else 0.0} s",
-            sync_s=f"{sync.sync_s if sync else 0.0} s",
+            sync_s=f"{sync.sync_s if sync and not self._woken else 0.0} s",
             switch_s=f"{update.load_s if update else 0.0} s",
         )
         return iteration(

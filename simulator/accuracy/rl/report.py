@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwright.errors import InputError, Violation
+from flopwright.simulator.accuracy.rl.chosen import Chosen, chosen_numbers
 from flopwright.simulator.accuracy.rl.load import FOLDER, load_scenarios
 from flopwright.simulator.accuracy.rl.predictor import Fitted, Predictor
 from flopwright.simulator.accuracy.rl.rows import Row, read_rows
@@ -31,6 +32,7 @@ class RlReport:
     Attributes:
         scored: absolute rows and ratios; ordered: orders; skipped: the rest, with reasons.
         fitted: unknowns chosen by rows that are not scored.
+        chosen: numbers of a system or an engine, fitted once.
         assumed: how many inputs the scenarios assume.
     """
 
@@ -38,6 +40,7 @@ class RlReport:
     ordered: tuple[Ordered, ...]
     skipped: tuple[Skipped, ...]
     fitted: tuple[Fitted, ...]
+    chosen: tuple[Chosen, ...]
     assumed: int
 
     def absolute(self, *classes: str) -> tuple[Scored, ...]:
@@ -73,10 +76,14 @@ class RlReport:
                 for s in self.skipped
             ],
             "free_parameters": {
-                "n": len(self.fitted),
+                "n": len(self.fitted) + len(self.chosen),
                 "fitted": [
                     {"scenario": f.scenario, "field": f.field, "row": f.row, "value": f.value}
                     for f in self.fitted
+                ],
+                "of_systems": [
+                    {"of": list(c.of), "field": c.field, "value": c.value, "rows": list(c.rows)}
+                    for c in self.chosen
                 ],
                 "assumed_inputs": self.assumed,
             },
@@ -218,5 +225,6 @@ def _score(
         ordered=tuple(r for r in results if isinstance(r, Ordered)),
         skipped=(*(r for r in results if isinstance(r, Skipped)), *missing),
         fitted=tuple(fitted),
+        chosen=chosen_numbers(scenarios[n] for n in sorted(used)),
         assumed=sum(len(scenarios[n].assumed) for n in used),
     )

@@ -110,6 +110,8 @@ class RlScenario(Spec):
         url: where the measurement can be read.
         experiment: None where no row of the file is predicted.
         fits: unknowns and the rows they are fitted on.
+        chosen: numbers of the experiment that hold for a whole system and were fitted once on
+            the rows named, by dotted path; the report lists each of them once.
         sources: where an input comes from, by field; assumed: inputs nobody published.
     """
 
@@ -121,6 +123,7 @@ class RlScenario(Spec):
     experiment: Experiment | None = None
     rows: tuple[ScoredRow, ...] = Field(min_length=1)
     fits: tuple[Fit, ...] = ()
+    chosen: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
     assumed: tuple[str, ...] = ()
 

@@ -124,7 +124,7 @@ _known: dict[tuple[str, float, str, str], Calibration] = {}
 _MAX_KNOWN: Final = 64
 
 
-def _slower(gpu: GpuSpec, dtype: str) -> float:
+def slower_than_tables(gpu: GpuSpec, dtype: str) -> float:
     """Returns a GPU's peak over that of the one whose curves it takes, at most 1.
 
     What a product of few rows costs beside its FLOPs (weights read, waves that are not full)
@@ -161,7 +161,7 @@ def _kernel_calibration(gpu: GpuSpec, own: Calibration | None) -> Calibration:
         if base not in peaks:
             continue
         own_peak = {"peak_flops_per_s": peaks[base]} if curve.dtype in WEIGHT_ONLY else {}
-        slower = _slower(gpu, base)
+        slower = slower_than_tables(gpu, base)
         serving.append(curve.model_copy(update={**own_peak, "half_m": curve.half_m * slower}))
     taken = {(c.kind, c.dtype, c.phase, c.head_dim) for c in serving}
     kept = [

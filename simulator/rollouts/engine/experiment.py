@@ -6,6 +6,7 @@ from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.hardware.nodes.types import cluster_of
 from flopwright.simulator.rollouts.engine.catalog import load_served
 from flopwright.simulator.rollouts.engine.offline import (
+    Terms,
     decode_rate,
     offline_run,
     prefill_rate,
@@ -45,7 +46,9 @@ def served_of(experiment: EngineExperiment, calibration: Calibration | None = No
 
 
 def engine_metrics(
-    experiment: EngineExperiment, calibration: Calibration | None = None
+    experiment: EngineExperiment,
+    calibration: Calibration | None = None,
+    scale: Terms = (1.0, 1.0, 1.0),
 ) -> dict[str, float]:
     """Returns the metrics of the experiment's case: tokens a second, of one GPU, of eight, of all.
 
@@ -53,12 +56,15 @@ def engine_metrics(
     "decode_tps_per_gpu", "decode_tps_per_node8", "decode_step_s". prefill: "prefill_tps",
     "prefill_tps_per_gpu", "prefill_tps_per_node8".
 
+    Args:
+        scale: offline: factors on the three terms of a step.
+
     Raises:
         InputError: what is asked for cannot be run (memory, names).
     """
     on, case = served_of(experiment, calibration), experiment.load
     if isinstance(case, OfflineCase):
-        run = offline_run(on, case.prompt_tokens, case.output_tokens, case.requests)
+        run = offline_run(on, case.prompt_tokens, case.output_tokens, case.requests, scale)
         return {
             "output_tps": run.output_tokens_per_s,
             "output_tps_per_gpu": run.per_gpu,

@@ -18,6 +18,8 @@ from flopwright.simulator.rollouts.engine.price import Served, pass_seconds
 from flopwright.simulator.rollouts.engine.rows import load
 from flopwright.spec.rollouts.engine import Speculation
 
+Terms = tuple[float, float, float]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineRun:
@@ -67,6 +69,7 @@ class _Prices:
     on: Served
     prompt_tokens: int
     limit: int
+    scale: Terms = (1.0, 1.0, 1.0)
     known: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
     def step(self, running: int, prompts: int) -> tuple[float, float]:
@@ -77,8 +80,17 @@ class _Prices:
             batch = np.array([float(padded)])
             prompt = (float(prompts), float(self.prompt_tokens))
             base, slope = step_coefficients(self.on, batch, prompt=prompt)
-            self.known[key] = (float(base[0]), float(slope[0]) * self.on.shape.dp)
+            self.known[key] = self._scaled(float(base[0]), float(slope[0]) * self.on.shape.dp)
         return self.known[key]
+
+    def _scaled(self, base_s: float, slope_s: float) -> tuple[float, float]:
+        """Scales what one attempt alone costs, what the others add, and what context adds."""
+        fixed, attempts, context = self.scale
+        if self.scale == (1.0, 1.0, 1.0):
+            return base_s, slope_s
+        alone, _ = step_coefficients(self.on, np.array([1.0]))
+        one = min(float(alone[0]), base_s)
+        return fixed * one + attempts * (base_s - one), context * slope_s
 
     def _padded(self, running: int) -> int:
         graphs = [b for b in self.on.software.graph_batches if b >= running]
@@ -94,17 +106,21 @@ def _rounded(running: int) -> int:
 
 
 def offline_run(
-    on: Served, prompt_tokens: int, output_tokens: int, num_requests: int
-) -> OfflineRun:
+    on: Served, prompt_tokens: int, output_tokens: int, num_requests: int,
+    scale: Terms = (1.0, 1.0, 1.0),
+) -> OfflineRun:  # fmt: skip
     """Returns how long an instance takes for requests of one length, all queued at the start.
 
     The tp groups of an instance take equal parts and step together. A prompt's step yields its
     first token.
+
+    Args:
+        scale: factors on the three terms of a step: fixed, by attempt, by token of context.
     """
     dp, budget = on.shape.dp, on.software.max_step_tokens
     limit = running_limit(on, prompt_tokens + output_tokens)
     waiting = math.ceil(num_requests / dp)
-    prices = _Prices(on, prompt_tokens, limit)
+    prices = _Prices(on, prompt_tokens, limit, scale)
     cohorts: list[list[int]] = []  # [sequences, tokens each has made]
     seconds = steps_with = token_steps = 0.0
     steps = 0

@@ -117,7 +117,7 @@ def _one_batch(on: Served, loads: Load) -> dict[str, Array]:
         parts["prefill_attention"] += group.count * prefill_seconds(on, group, loads)
         parts["tp_comm"] += group.count * _all_reduce_s(on, group, loads)
         parts["ep_comm"] += group.count * exchange_seconds(on, group, loads)
-    ends = end_rows(on.model, on.shape, gpu, loads)
+    ends = end_rows(on.model, on.shape, gpu, loads, on.software.logit_bytes)
     _add(parts, ends.ops, op_seconds(ends.ops, gpu, kernels).seconds, 1)
     return parts
 

@@ -245,10 +245,15 @@ def _experts(at: _Pass, group: ServedLayers, skew: float) -> None:
     )  # fmt: skip
 
 
-def end_rows(model: ServedModel, shape: EngineShape, gpu: GpuSpec, loads: Load) -> BlockCost:
+def end_rows(
+    model: ServedModel, shape: EngineShape, gpu: GpuSpec, loads: Load, logit_bytes: float = 8.0
+) -> BlockCost:
     """Returns the rows outside of layers: embedding, last norm, logits, sampling.
 
     Logits are made of the tokens that are sampled: all of decoding, the last of a prompt.
+
+    Args:
+        logit_bytes: bytes that sampling moves for every logit.
     """
     at = _Pass(CostBuilder(), model, shape, gpu, loads)
     rows, hidden = loads.rows, model.hidden_size
@@ -257,5 +262,5 @@ def end_rows(model: ServedModel, shape: EngineShape, gpu: GpuSpec, loads: Load) 
     at.moved("norm", 2 * rows * hidden)
     head = Matrix("head", "head", model.vocab_size, hidden, "vocab")
     at.product("head", head, sampled, shape.tp)
-    at.moved("sampling", 4 * sampled * model.vocab_size)  # logits in fp32, softmax and choice
+    at.moved("sampling", logit_bytes / _ACTIVATION * sampled * model.vocab_size)
     return at.cost.build(loads.size)
