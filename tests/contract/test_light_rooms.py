@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import flopwright
 
 ROOT = Path(flopwright.__file__).parent
@@ -52,6 +54,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_light_module_imports_with_torch_and_plots_blocked() -> None:
     blocked = {*HEAVY, "matplotlib", "plotly", "streamlit", "scipy", "psycopg", "numba"}
     modules = light_modules()

@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_export_says_what_it_wrote(folder: Path) -> None:
     done = flopwright("export", "plan.yaml", "--to", "a/bundle", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -50,6 +51,7 @@ def test_export_says_what_it_wrote(folder: Path) -> None:
     assert plan.predicted.step_time_s == said["prediction"]["metrics"]["step_time_s"]
 
 
+@pytest.mark.slow
 def test_the_same_plan_gives_the_same_bytes(folder: Path) -> None:
     for name in ("one", "two"):
         assert flopwright("export", "plan.yaml", "--to", name, cwd=folder).returncode == 0
@@ -57,6 +59,7 @@ def test_the_same_plan_gives_the_same_bytes(folder: Path) -> None:
     assert one == {p.name: p.read_bytes() for p in (folder / "two").iterdir()}
 
 
+@pytest.mark.slow
 def test_bad_input_writes_nothing(folder: Path) -> None:
     (folder / "full").mkdir(exist_ok=True)
     (folder / "full" / "mine.txt").write_text("mine")

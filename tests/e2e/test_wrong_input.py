@@ -44,6 +44,7 @@ def mini_text(*changes: tuple[str, str]) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -66,6 +67,7 @@ def test_a_broken_scenario_is_refused_with_file_and_line(
     assert not (tmp_path / "plan.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     refused(flopwright("plan", "nothing.yaml", cwd=tmp_path), "nothing.yaml")
     refused(flopwright("run", "nothing.yaml", cwd=tmp_path), "nothing.yaml")
@@ -78,6 +80,7 @@ def test_an_impossible_split_is_refused_with_every_reason(tmp_path: Path) -> Non
     refused(result, "tp", "pp")
 
 
+@pytest.mark.slow
 def test_errors_come_as_json_too(tmp_path: Path) -> None:
     path = write(tmp_path, "mine.yaml", mini_text(("num_heads: 4", "num_headz: 4")))
     result = flopwright("plan", path, "--json", cwd=tmp_path)
@@ -102,6 +105,7 @@ def test_a_plan_for_16_ranks_is_refused_on_2(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_differs_from_the_plans_is_refused(tmp_path: Path) -> None:
     plan = ParallelPlan(dp_shard=2, micro_batch_size=4, zero_stage=1)
     path = write(tmp_path, "plan.yaml", plan_text(plan, ("hidden_size: 192", "hidden_size: 256")))
@@ -110,6 +114,7 @@ def test_a_model_that_differs_from_the_plans_is_refused(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plan.yaml"]
 
 
+@pytest.mark.slow
 def test_text_that_is_not_there_or_too_small_is_refused(tmp_path: Path) -> None:
     plan = ParallelPlan(dp_shard=2, micro_batch_size=4, zero_stage=1)
     path = write(tmp_path, "plan.yaml", plan_text(plan))

@@ -44,6 +44,7 @@ def test_a_file_is_a_sound_run_with_its_address(path: Path) -> None:
     assert run.scenario.cluster.node.gpu.name == run.gpu
 
 
+@pytest.mark.slow
 def test_the_files_are_a_spread() -> None:
     found = load_published()
     assert found.skipped == ()

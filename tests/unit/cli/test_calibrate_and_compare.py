@@ -169,6 +169,7 @@ def test_a_stored_plan_that_cannot_be_read_can_be_left_out(
     assert names == set(PLANS)
 
 
+@pytest.mark.slow
 def test_a_broken_own_calibration_is_named(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

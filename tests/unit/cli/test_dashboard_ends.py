@@ -30,6 +30,7 @@ def _wait_until(port: int, listening: bool) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_ends_the_server_too(name: str, tmp_path: Path) -> None:
     with socket.socket() as free:

@@ -21,6 +21,7 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, out, err
 
 
+@pytest.mark.slow
 def test_explains_the_best_plan(capsys) -> None:
     code, out, _ = _run(capsys, MINI)
     assert code == 0

@@ -32,6 +32,7 @@ def test_a_plan_in_words_has_its_memory_rank_and_what_is_better(capsys) -> None:
     assert "Better, and why:" in out
 
 
+@pytest.mark.slow
 def test_a_plan_file_stands_beside_the_best(capsys, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     assert _run(capsys, MINI, "--out", str(path))[0] == 0
@@ -49,6 +50,7 @@ def test_refined_steps_have_a_column_of_their_own(capsys) -> None:
     assert "by events (s)" not in _run(capsys, MINI, "--no-refine")[1]
 
 
+@pytest.mark.slow
 def test_any_field_can_be_fixed(capsys) -> None:
     code, out, _ = _run(capsys, MINI, "--json", "--fix", "dp=1", "--fix", "pp=2")
     assert code == 0

@@ -101,6 +101,7 @@ def test_fixed_fields_reach_the_plan(capsys) -> None:
     assert (only["plan"]["pp"], only["plan"]["vpp"]) == (2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "texts"),
     [
@@ -164,6 +165,7 @@ def test_help_documents_the_exit_codes(capsys) -> None:
     assert "nothing fits" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_plan_works_with_torch_blocked() -> None:
     blocked = (
         "import sys\n"

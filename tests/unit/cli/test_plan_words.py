@@ -153,6 +153,7 @@ def test_where_nothing_fits_no_column_is_empty_and_a_size_is_named(
     assert _out(capsys, str(path)).startswith("fits")
 
 
+@pytest.mark.slow
 def test_tables_fold_in_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

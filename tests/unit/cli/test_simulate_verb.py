@@ -54,6 +54,7 @@ def test_a_table_for_people(plan: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert word in out
 
 
+@pytest.mark.slow
 def test_traces_are_one_file_or_a_folder_of_ranks(plan: Path, tmp_path: Path) -> None:
     one, folder = tmp_path / "t.json.gz", tmp_path / "ranks"
     assert run("--plan", plan, "--trace", one) == 0
@@ -124,6 +125,7 @@ def test_nothing_is_written_if_one_of_two_files_cannot_be(
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

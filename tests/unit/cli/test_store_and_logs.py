@@ -112,6 +112,7 @@ def test_a_store_moves_by_parquet(tmp_path: Path) -> None:
         run("store", "show", "--store", str(tmp_path / "none.sqlite"))
 
 
+@pytest.mark.slow
 def test_compare_names_the_slow_rank(tmp_path: Path) -> None:
     store = str(tmp_path / "s.sqlite")
     scenario = load_scenario("kimi_k2_mini_2cpu_fp32")
@@ -141,6 +142,7 @@ def test_compare_names_the_slow_rank(tmp_path: Path) -> None:
     assert measured["time_backward_s"] == pytest.approx(dp2.metrics.time_s["backward"])
 
 
+@pytest.mark.slow
 def test_compare_ends_with_1_where_a_plan_became_slower(tmp_path: Path) -> None:
     store = str(tmp_path / "s.sqlite")
     scenario = load_scenario("kimi_k2_mini_2cpu_fp32")

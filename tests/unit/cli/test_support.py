@@ -17,6 +17,7 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, out, err
 
 
+@pytest.mark.slow
 def test_the_verdict_comes_first_with_counts(capsys) -> None:
     code, out, _ = _run(capsys, "--gpu", "h100", "--framework", "megatron")
     assert code == 0

@@ -114,6 +114,7 @@ def test_gpt_sizes_as_printed(name: str) -> None:
     assert abs(found - printed) <= 0.5 * 10**-digits + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in catalog_names(MODEL_CATALOG) if n.startswith("gpt_")])
 def test_gpt_sizes_by_the_formula_of_the_megatron_paper(name: str) -> None:
     spec = load_model(name)

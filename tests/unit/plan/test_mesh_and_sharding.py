@@ -50,6 +50,7 @@ def test_an_expert_rank_meets_each_slice_once(plan: ParallelPlan) -> None:
         assert len({mesh.coordinates(r)["ep"] for r in group}) == 1
 
 
+@pytest.mark.slow
 @given(plans())
 @settings(max_examples=100, deadline=None)
 def test_what_is_summed_is_its_parts_in_every_replica(plan: ParallelPlan) -> None:

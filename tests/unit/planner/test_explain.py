@@ -120,6 +120,7 @@ def test_a_share_is_what_an_infinite_resource_saves_and_no_more() -> None:
     assert host.share < extrapolated / 4
 
 
+@pytest.mark.slow
 def test_links_keep_rows_of_their_own_whatever_they_are_called() -> None:
     calibration = default_calibration(K2.cluster.node.gpu)
     plain = sensitivities(K2, OFFLOADED, calibration)

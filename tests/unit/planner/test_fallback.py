@@ -101,6 +101,7 @@ def test_a_ramp_is_run_at_every_batch() -> None:
             assert not plan_violations(f.plan.parallel, at)
 
 
+@pytest.mark.slow
 def test_no_more_than_asked_for_and_none_that_lacks_memory(tmp_path: Path) -> None:
     plan, step_s = _planned(_nodes(4))
     assert len(fallbacks(plan, step_s, CALIBRATION, count=1)) == 1

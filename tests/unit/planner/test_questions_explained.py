@@ -50,6 +50,7 @@ def _cluster(change: dict[str, Any]) -> Scenario:
     )
 
 
+@pytest.mark.slow
 def test_a_sensitivity_is_the_difference_of_two_plans() -> None:
     found = {f.role: f.gain for f in explain(SCENARIO, PLAN, CALIBRATION).faster}
     base = _step_s(SCENARIO, PLAN)
@@ -95,6 +96,7 @@ def test_neighbours_say_what_each_violates_or_loses() -> None:
     assert any("pipeline" in n.text for n in refused)
 
 
+@pytest.mark.slow
 def test_purchases_are_searches_of_the_layout_on_more() -> None:
     whole = explain(SCENARIO, PLAN, CALIBRATION)
     by_what = {p.what: p for p in whole.purchases}
@@ -134,6 +136,7 @@ def test_memory_may_buy_a_plan_one_choice_away() -> None:
     assert by_what["8 GiB a GPU"] < by_what["1 GiB a GPU"]
 
 
+@pytest.mark.slow
 def test_a_plan_that_lacks_memory_is_explained_by_it() -> None:
     tight = with_hbm(SCENARIO, 3 * 2**30)
     plan, result = plan_of(tight, None, CALIBRATION)

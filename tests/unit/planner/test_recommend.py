@@ -77,6 +77,7 @@ def test_no_size_with_a_legal_plan_is_left_out(runs: dict[int, tuple[float, floa
     assert set(runs) <= set(node_counts(NETWORKED, max(SIZES)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1.01, 0.55, 0.35])
 def test_fewest_gpus_equals_planning_every_size(
     runs: dict[int, tuple[float, float]], share: float
@@ -105,6 +106,7 @@ def test_fewest_gpus_equals_planning_every_size(
             assert attempt.holds or "too long" in attempt.why
 
 
+@pytest.mark.slow
 def test_a_shorter_deadline_never_takes_fewer_gpus(runs: dict[int, tuple[float, float]]) -> None:
     needed = []
     for share in (1.2, 0.8, 0.5):
@@ -139,6 +141,7 @@ def test_a_budget_is_kept_and_needs_a_price(runs: dict[int, tuple[float, float]]
         fewest_gpus(MINI, Goal(budget_usd=1.0), MEANS)
 
 
+@pytest.mark.slow
 def test_more_nodes_where_one_lacks_memory() -> None:
     """One node cannot hold it; the answer says by how much and is the first that can."""
     scenario = NETWORKED

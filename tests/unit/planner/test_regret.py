@@ -30,6 +30,7 @@ def small(runs: tuple[PublishedRun, ...]) -> PublishedRun:
     return next(r for r in runs if r.model_name == "llama38b" and r.num_gpus == 8)
 
 
+@pytest.mark.slow
 def test_runs_of_one_framework_with_their_whole_split(runs: tuple[PublishedRun, ...]) -> None:
     assert len(runs) >= 8
     assert {r.stack.framework for r in runs} == {"megatron_bridge"}
@@ -104,6 +105,7 @@ def test_the_verb_prints_the_totals_and_what_was_asked() -> None:
     assert all(run["model"] == "llama38b" for run in found["runs"])
 
 
+@pytest.mark.slow
 def test_no_run_of_that_kind_names_the_frameworks() -> None:
     shown = CliRunner().invoke(app, ["regret", "--framework", "megatron_brige"])
     assert isinstance(shown.exception, InputError)

@@ -143,6 +143,7 @@ def test_only_plans_that_lack_memory_are_faster_than_the_best() -> None:
         assert lacking.violations[0].limit == "80 GiB"
 
 
+@pytest.mark.slow
 def test_verdicts_follow_the_peak_of_the_leanest_plan() -> None:
     priced = price(SMALL_K2, legal_candidates(SMALL_K2))
     least = priced.peak_bytes.min()

@@ -171,6 +171,7 @@ def test_formats_are_searched_side_by_side() -> None:
         search(scenario.model_copy(update={"search": only}))
 
 
+@pytest.mark.slow
 def test_refined_plans_are_ranked_by_the_event_engine() -> None:
     from flopwright.simulator.engine.simulate import simulate
 
@@ -201,6 +202,7 @@ def test_the_front_equals_brute_force() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "words"), [("gpus", "GPUs instead of"), ("headroom", "more on the fullest GPU")]
 )

@@ -63,6 +63,7 @@ def test_the_rank_equals_brute_force() -> None:
         assert one.reason.endswith(f"({', '.join(one.differs)})")
 
 
+@pytest.mark.slow
 def test_the_best_plan_has_rank_one_and_nothing_before_it() -> None:
     from flopwright.planner.search import search
 

@@ -31,6 +31,7 @@ def _llama_on_h100() -> Support:
     return support(judge, "llama31_70b", "H100 SXM", "NeMo")
 
 
+@pytest.mark.slow
 def test_counts_equal_the_published_files() -> None:
     found = _llama_on_h100()
     files = _files()

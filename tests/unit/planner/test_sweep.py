@@ -74,6 +74,7 @@ def test_every_mistake_of_a_grid_is_told_at_once_with_its_line(tmp_path: Path) -
         assert f"{field.removeprefix('sweep.')}:" in text[violation.line - 1]
 
 
+@pytest.mark.slow
 def test_a_block_must_sweep_something_once_and_not_too_much() -> None:
     with pytest.raises(InputError, match="sweeps nothing"):
         sweep_points(MINI)

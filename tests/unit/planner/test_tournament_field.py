@@ -56,6 +56,7 @@ def test_random_plans_are_legal_distinct_and_follow_the_seed() -> None:
         assert contender.prior_step_s == expected.metrics.step_time_s
 
 
+@pytest.mark.slow
 def test_each_legal_plan_is_drawn_about_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tournament, "step_seconds", lambda *_: 1.0)  # not what is tested here
     drawn: dict[str, int] = {}
@@ -71,6 +72,7 @@ def test_each_legal_plan_is_drawn_about_as_often(monkeypatch: pytest.MonkeyPatch
     assert max(drawn.values()) < 4 * total / kinds
 
 
+@pytest.mark.slow
 def test_refused_plans_are_left_out_once_with_the_reason() -> None:
     def refusal(plan: ParallelPlan) -> str:
         return "no pipelines today" if plan.pp > 1 else ""
@@ -84,6 +86,7 @@ def test_refused_plans_are_left_out_once_with_the_reason() -> None:
     assert len({r.name for r in field.refused}) == len(field.refused)
 
 
+@pytest.mark.slow
 def test_the_best_of_a_search_enter_in_its_order_without_refused_ones() -> None:
     ranked = [r.plan for r in search(SCENARIO, None, 8).ranked]
     field = new_field(SCENARIO, lambda plan: "no" if plan == ranked[1] else "")
@@ -111,6 +114,7 @@ def measured(plan: ParallelPlan, name: str, factor: float) -> Measurement:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_plan_is_priced_by_a_calibration_that_saw_it_run() -> None:
     field = new_field(SCENARIO, no_refusal)
     draw_random(field, 3, 0)

@@ -47,6 +47,7 @@ def rules(**changes: object) -> Rules:
     return Rules(**values)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_fastest_and_those_who_must_stay_run_to_the_end() -> None:
     for seed in range(20):
         turns, retired, clock = race(FIELD, rules(), seed)

@@ -75,6 +75,7 @@ def test_one_odd_run_is_no_change_even_as_the_newest(size: float, place: int) ->
         assert not drift_of(values).alarm
 
 
+@pytest.mark.slow
 def test_the_rate_of_false_alarms_is_the_stated_one() -> None:
     """5 sigma above the stated rate, over noise of several sizes and lengths of series."""
     rng = np.random.default_rng(5)

@@ -101,6 +101,7 @@ def _write_together(folder: str, prefix: str, together: Barrier) -> None:
         store.close()
 
 
+@pytest.mark.slow
 def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(2)

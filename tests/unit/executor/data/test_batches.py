@@ -174,6 +174,7 @@ def test_the_cache_gives_the_same_files_and_is_not_needed_later(tmp_path, folder
     assert open_dataset(tmp_path / "b", WORKLOAD).meta == first.meta
 
 
+@pytest.mark.slow
 def test_other_text_or_vocabulary_is_another_entry(tmp_path, folder, model):
     first = prepare(folder, model, WORKLOAD, tmp_path / "a")
     (folder / "00.txt").write_text("changed " * 100)
@@ -184,6 +185,7 @@ def test_other_text_or_vocabulary_is_another_entry(tmp_path, folder, model):
     assert third.meta.tokenizer_hash != second.meta.tokenizer_hash
 
 
+@pytest.mark.slow
 def test_a_broken_cache_entry_is_made_again(tmp_path, folder, model):
     first = prepare(folder, model, WORKLOAD, tmp_path / "a")
     (cached,) = (tmp_path / "home" / "data").iterdir()
@@ -192,6 +194,7 @@ def test_a_broken_cache_entry_is_made_again(tmp_path, folder, model):
     assert second.meta == first.meta
 
 
+@pytest.mark.slow
 def test_wrong_files_are_refused(tmp_path, folder, model):
     prepare(folder, model, WORKLOAD, tmp_path / "a")
     with pytest.raises(InputError, match="another vocabulary"):

@@ -130,6 +130,7 @@ def test_nothing_there_or_nothing_in_it(tmp_path):
         load_text(tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_enough_or_says_what_to_pass():
     corpus = load_text(None)
     assert corpus.text_bytes > 5_000_000

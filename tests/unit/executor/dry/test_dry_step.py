@@ -69,6 +69,7 @@ PLANS = {
 LISTS_ONLY = {"fsdp2_tensor", "zero_bubble"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_first_and_last_rank(name: str) -> None:
     plan = PLANS[name]
@@ -92,6 +93,7 @@ def test_gpipe_but_for_its_fullest_moment() -> None:
     assert compare(predicted, recorded, whole=False) == ()
 
 
+@pytest.mark.slow
 def test_remembered_answers_are_those_of_torchs_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _plan(**EXPERTS, batch=6)
     fast = dry_step(plan, 70)
@@ -148,6 +150,7 @@ def _commands() -> list[list[str]]:
     return [line.split()[1:] for line in text.splitlines() if line.startswith("flopwright ")]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def _plan(name: str, world: int) -> ParallelPlan:
     return ParallelPlan(**checks.PLANS[world][name])
 
 
+@pytest.mark.slow
 def test_gradients_equal_the_single_process(ranks: list[Rank]) -> None:
     """To the bit, where no sum over ranks has another order."""
     for rank in ranks:

@@ -41,6 +41,7 @@ def _explore(points, **options):
     return truth, asked, found
 
 
+@pytest.mark.slow
 @given(POINTS)
 def test_best_and_front_are_those_of_brute_force(points):
     truth, asked, found = _explore(points)

@@ -40,6 +40,7 @@ def measured(run: PublishedRun, share: float, name: str = "", cell: str = "c") -
     return replace(run, id=name or run.id, cell=cell, measured_step_s=ideal_step_s(run) / share)
 
 
+@pytest.mark.slow
 def test_the_ideal_step_is_model_flops_over_the_dense_peak(run: PublishedRun) -> None:
     work = run.scenario.workload
     flops = work.seq_len * work.global_batch_size

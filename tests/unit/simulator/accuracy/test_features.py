@@ -49,6 +49,7 @@ def test_the_arrays_give_the_simulators_own_step(runs: tuple[PublishedRun, ...])
     assert step_seconds(met, moved)[0] == pytest.approx(again, rel=0.005)
 
 
+@pytest.mark.slow
 def test_padding_changes_no_run(runs: tuple[PublishedRun, ...]) -> None:
     features = [run_features(r) for r in runs[:4]]
     values = np.tile(linked(base_scalars()), (4, 1))

@@ -16,6 +16,7 @@ from flopwright.spec.load import load_scenario
 K2 = "kimi_k2_pretrain_2048gpu_h800_bf16"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", stack_names())
 def test_the_id_of_a_stack_on_a_prior_finds_it_again(stack: str) -> None:
     scenario = load_scenario(K2)
@@ -23,6 +24,7 @@ def test_the_id_of_a_stack_on_a_prior_finds_it_again(stack: str) -> None:
     assert calibration_by_name(scenario, known.id) == known
 
 
+@pytest.mark.slow
 def test_an_id_of_another_processor_is_refused() -> None:
     scenario = load_scenario(K2)
     with pytest.raises(InputError, match="nor the id of a calibration"):

@@ -110,6 +110,7 @@ def test_every_action_has_the_same_times(case: tuple[ParallelPlan, int, Duration
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(cases(), st.sampled_from([1, 2, 4]), st.integers(0, 2**32 - 1))
 def test_ranks_that_differ_have_the_same_times(

@@ -270,6 +270,7 @@ def memory_of_plan(
     return memory_timelines(scenario, plan, calibration, costs, program, times)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_the_peak_is_that_of_the_memory_model(k2: Scenario, data: st.DataObject) -> None:

@@ -47,6 +47,7 @@ def _kept_by_autograd(plan: ParallelPlan, stage: int) -> tuple[int, int]:
     return meter.peak_bytes, weight_bytes([module])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
     [

@@ -256,6 +256,7 @@ def test_skewed_routing_fills_the_busiest_rank() -> None:
     assert peaks[0] < peaks[2]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     pp=st.sampled_from([1, 2, 4]),

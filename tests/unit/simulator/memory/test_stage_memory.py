@@ -215,6 +215,7 @@ def test_cpu_ranks_hold_what_the_executor_allocates() -> None:
     assert found["weights"][0, 0] == pytest.approx(trained * 4 + 3 * 16 * 4)  # 3 routers' biases
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     pp=st.sampled_from([1, 2, 4, 16]),

@@ -140,6 +140,7 @@ def test_a_phase_is_never_shorter_than_the_longest_chain_of_thinking_and_tools()
         assert r.tool_calls == (d.turns - 1).sum()
 
 
+@pytest.mark.slow
 def test_the_share_that_decodes_is_renewal_reward():
     s = acting(
         400, 0.8, lengths=ExponentialLengths(mean=1000), prompt_tokens=5,

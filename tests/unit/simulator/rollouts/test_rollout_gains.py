@@ -71,6 +71,7 @@ def test_small_fractions_have_their_own_tau():
         assert tau == pytest.approx(theory.tau_small_fraction(5000, 0.02), rel=2e-3)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(
     st.floats(0.05, 0.97),

@@ -55,6 +55,7 @@ def seconds(records) -> np.ndarray:
 # ---- conservation ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_in_any_random_scenario(scenario_of_seed):
     @settings(max_examples=120, deadline=None, derandomize=True, database=None)
     @given(st.integers(1000, 10**6))

@@ -166,6 +166,7 @@ def compare(s: RolloutScenario, seed: int, rounds: int) -> None:
         assert m.gpu_idle_share == pytest.approx(want["idle"], abs=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(small, st.integers(0, 99), st.sampled_from([None, 1, 2, 5]))
 def test_one_instance_equals_a_token_loop(data, seed, slots):

@@ -191,6 +191,7 @@ def test_linear_step_in_steady_state(instances):
     assert fluid == pytest.approx(want, rel=0.03)
 
 
+@pytest.mark.slow
 def test_first_phase_and_expected_maximum():
     """lambda = 1 from fresh attempts: the phase is the longest of M."""
     s = scenario(EXPONENTIAL, 50, 1.0)
@@ -343,6 +344,7 @@ def test_best_lambda_of_the_sweep_is_the_closed_one(u):
     assert rates[nearest] >= 0.985 * rates.max()
 
 
+@pytest.mark.slow
 def test_sweep_respects_the_bound_and_says_what_binds():
     s = scenario(
         EXPONENTIAL, 64, 0.9, decode=DecodeStep(per_step="1 us"), update=Update(fixed="0.3 s")

@@ -43,6 +43,7 @@ def test_json_is_one_object_with_report_and_sweep(capsys):
     assert 0.9 in lambdas
 
 
+@pytest.mark.slow
 def test_sweep_prints_the_best_and_what_it_trades(capsys):
     args = (SMALL, "--rounds", "3", "--sweep", "--max-staleness", "0.3")
     code, out, _ = run(capsys, *args)
@@ -100,6 +101,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_simulation(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["d.png", "file"]
 
 
+@pytest.mark.slow
 def test_a_loose_bound_on_staleness_does_not_ask_for_an_impossible_lambda(capsys):
     args = (SMALL, "--rounds", "1", "--sweep", "--max-staleness", "100000", "--json")
     code, out, _ = run(capsys, *args)

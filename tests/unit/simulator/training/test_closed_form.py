@@ -188,6 +188,7 @@ def test_the_closed_form_is_a_bound_and_a_close_one(case: tuple[Any, ...]) -> No
         assert bound == pytest.approx(exact, rel=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(pipelines(), st.tuples(*[st.sampled_from([0.5, 1.0, 1.5, 2.0, 4.0])] * 3))
 def test_bubble_formulas_equal_the_replay_where_they_hold(

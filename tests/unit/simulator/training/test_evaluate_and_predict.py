@@ -56,6 +56,7 @@ def _small(scenario: Scenario, batch: int) -> Scenario:
 SMALL_K2 = _small(K2, 1024)  # fewer micro-batches: the drawn lists stay short
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(plans())
 def test_the_bound_holds_and_is_close_on_drawn_plans(plan: ParallelPlan) -> None:

@@ -124,6 +124,7 @@ def stacks(draw: st.DrawFn) -> Calibration:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(cases())
 def test_no_step_is_faster_than_its_slowest_resource(case: Case) -> None:
@@ -160,6 +161,7 @@ def _layers_a_stage(scenario: Scenario, plan: ParallelPlan) -> dict[str, int]:
     return {"dense": dense} if dense > moe else {"moe": moe}
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(cases())
 def test_links_carry_what_they_carry(case: Case) -> None:

@@ -230,6 +230,7 @@ def test_every_violation_of_rows_and_scenarios_comes_at_once_with_exit_code_2(
         assert text in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -254,6 +255,7 @@ def shipped() -> dict[str, RlScenario]:
     return load_scenarios(FOLDER)
 
 
+@pytest.mark.slow
 def test_shipped_scenarios_load_and_say_what_they_assume(shipped: dict[str, RlScenario]) -> None:
     assert len(shipped) > 100
     for scenario in shipped.values():
