@@ -53,3 +53,16 @@ def too_old(first: Rows, version: int, limit: int) -> Flags:
 def masked_tokens(versions: Rows, tokens: Rows, version: int, limit: int) -> int:
     """Returns how many of the tokens, by the version that generated them, are too old to count."""
     return int(tokens[version - versions > limit].sum())
+
+
+def lent(contexts: Rows, count: int) -> Rows:
+    """Returns which running attempts move to engines that are lent: the shortest contexts.
+
+    They are prefilled again there, which costs least where there is least to read.
+
+    Args:
+        contexts: tokens of each running attempt, by age.
+        count: how many move; the older first where contexts are equal.
+    """
+    order: Rows = np.argsort(contexts, kind="stable")
+    return order[: max(0, count)]

@@ -22,6 +22,11 @@ ON_GPU: Final = 1
 ON_HOST: Final = 2
 ON_NVME: Final = 3
 
+# what has to be there for a complete attempt to count
+NOTHING: Final = 0
+EACH: Final = 1  # its own verdict
+PAIRS: Final = 2  # comparisons of all samples of its prompt
+
 
 def queue_key(
     order: int, parked: bool, tokens: float, estimate: float, probe: bool, seen: float
@@ -90,15 +95,23 @@ def throttle_admits(running: int, limit: float, used: int, new: int, most: int) 
     """Returns whether the throttle lets one more attempt in; an empty instance always may.
 
     Args:
-        limit: attempts it may run at present.
+        running: attempts that run; for one that is not begun those in tool calls count too.
+        limit: attempts that may be so at present.
+        used: blocks of cache that it has to count. For an attempt that is begun those of waiting
+            caches do not: it goes before them, or what waits for a tool would hold up all. For
+            a new one they do: who waits comes back.
         most: blocks of cache up to which it admits.
     """
     return running == 0 or (running < limit and used + new <= most)
 
 
-def limit_after_preemption(running: int, decrease: float) -> float:
-    """Returns the throttle's limit when an attempt had to be preempted: fewer than ran."""
-    return max(1.0, running * decrease)
+def limit_after_preemption(active: int, decrease: float) -> float:
+    """Returns the throttle's limit when a cache was lost for want of room: fewer than are active.
+
+    Args:
+        active: attempts that run or are in a tool call.
+    """
+    return max(1.0, active * decrease)
 
 
 def limit_after_completion(

@@ -32,6 +32,7 @@ class Attempt:
     must: int
     ready_s: float
     estimate: float
+    verdict_s: float = 0.0
     run: int = 0
     finish_step: int = 0
     pre_left: int = 0
@@ -51,6 +52,7 @@ class Attempt:
             row=row,
             ready_s=float(times[st.READY_S]),
             estimate=float(times[st.ESTIMATE]),
+            verdict_s=float(times[st.VERDICT_S]),
             **values,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from flopwright.plan import rollout_choices as choices
@@ -11,6 +13,8 @@ from flopwright.simulator.rollouts.lengths import Ints
 from flopwright.simulator.rollouts.rules import rules_of
 from flopwright.simulator.rollouts.state import PhaseResult
 from flopwright.spec.rollout import RolloutScenario
+
+_AT_REST: Final = (st.QUEUED, st.PARKED, st.FINISHED, st.DONE, st.TOOL, st.JUDGED)
 
 
 class Ledger:
@@ -47,10 +51,10 @@ class Ledger:
         assert int(made.sum()) == result.decoded_tokens, "tokens decoded and kept differ"
         status = rows[:, st.STATUS]
         done = status == st.DONE
-        complete = done | (status == st.FINISHED)
+        complete = done | np.isin(status, (st.FINISHED, st.JUDGED))
         assert (rows[complete, st.TOKENS] == rows[complete, st.TOTAL]).all()
         assert (rows[~complete, st.TOKENS] < rows[~complete, st.TOTAL]).all()
-        assert np.isin(status, (st.QUEUED, st.PARKED, st.FINISHED, st.DONE, st.TOOL)).all()
+        assert np.isin(status, _AT_REST).all()
         assert sorted(result.finish_row.tolist()) == np.flatnonzero(done).tolist()
         self._contexts(rows, made)
         self._reads(rows, result)

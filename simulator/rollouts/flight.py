@@ -6,6 +6,7 @@ import numpy as np
 
 from flopwright.plan import rollout as policy
 from flopwright.plan import rollout_choices as choices
+from flopwright.plan.rollout import Flags
 from flopwright.simulator.rollouts import state as st
 from flopwright.simulator.rollouts.lengths import Floats, Ints
 from flopwright.simulator.rollouts.rules import rules_of
@@ -20,12 +21,14 @@ class Flight:
     Attributes:
         pending_rows, pending_times: complete attempts that wait for the samples of their prompt.
         version: of the policy that generates.
+        buffered: whole prompts that are complete and still count as in flight.
     """
 
     def __init__(self, scenario: RolloutScenario, seed: int) -> None:
         self.scenario = scenario
         self.rules: Rules = rules_of(scenario)
         self.version = 0
+        self.buffered = 0
         self.rows = np.zeros((0, st.COLUMNS), dtype=np.int64)
         self.times = np.zeros((0, st.FLOAT_COLUMNS))
         self.turn_tokens = self.turn_read = np.zeros(0, dtype=np.int64)
@@ -37,6 +40,7 @@ class Flight:
         agent = scenario.agent
         places = agent.sandbox.places if agent is not None and agent.sandbox.pause else None
         self.servers = np.zeros(places or 0)
+        self.judges = np.zeros(scenario.reward.workers if scenario.stop.rewarded else 0)
         self.limits = np.full(scenario.instances, self.rules.limit)
         share = scenario.fraction
         units = (
@@ -53,7 +57,7 @@ class Flight:
         samples = self.scenario.samples_per_prompt
         if self.scenario.stop.count == "groups":
             there = len(np.unique(self.rows[:, st.ID] // samples))
-            count = (self.scenario.num_prompts - there) * samples
+            count = (self.scenario.num_prompts - there - self.buffered) * samples
         else:
             count = self.scenario.num_attempts - len(self.rows)
         ids = self._next_id + np.arange(count)
@@ -73,6 +77,7 @@ class Flight:
         rows[:, st.SUBMITTED] = self.version
         times = np.zeros((len(ids), st.FLOAT_COLUMNS))
         times[:, st.ESTIMATE], times[:, st.SCORE] = drawn.estimate, drawn.scores
+        times[:, st.VERDICT_S] = drawn.verdict_s
         self.rows = np.concatenate([self.rows, rows])
         self.times = np.concatenate([self.times, times])
         self.turn_tokens = np.concatenate([self.turn_tokens, drawn.turn_tokens])
@@ -128,6 +133,7 @@ class Flight:
             seen=seen,
             dealt=key % scenario.instances,
             servers=self.servers,
+            judges=self.judges,
             limits=self.limits,
             needed=self.needed,
             version=self.version,
@@ -151,12 +157,28 @@ class Flight:
 
     def dispatch(self) -> tuple[Ints, Floats]:
         """Returns the attempts of the prompts that are complete now; the others wait."""
-        done = self.rows[:, st.STATUS] == st.DONE
-        rows = np.concatenate([self.pending_rows, self.rows[done]])
-        times = np.concatenate([self.pending_times, self.times[done]])
+        self._add_pending(self.rows[:, st.STATUS] == st.DONE)
         samples = self.scenario.samples_per_prompt
-        prompts = rows[:, st.ID] // samples
-        chosen = np.isin(prompts, policy.dispatch(prompts, samples))
+        prompts = self.pending_rows[:, st.ID] // samples
+        return self._taken(np.isin(prompts, policy.dispatch(prompts, samples)))
+
+    def put_aside(self) -> None:
+        """Lets what is complete wait for training, out of the way of the next phase."""
+        done = self.rows[:, st.STATUS] == st.DONE
+        self._add_pending(done)
+        self.keep(np.flatnonzero(~done))
+
+    def take(self, prompts: list[int]) -> Ints:
+        """Returns the attempts of prompts that were put aside, and forgets them."""
+        mine = self.pending_rows[:, st.ID] // self.scenario.samples_per_prompt
+        return self._taken(np.isin(mine, prompts))[0]
+
+    def _add_pending(self, done: Flags) -> None:
+        self.pending_rows = np.concatenate([self.pending_rows, self.rows[done]])
+        self.pending_times = np.concatenate([self.pending_times, self.times[done]])
+
+    def _taken(self, chosen: Flags) -> tuple[Ints, Floats]:
+        rows, times = self.pending_rows, self.pending_times
         self.pending_rows, self.pending_times = rows[~chosen], times[~chosen]
         return rows[chosen], times[chosen]
 
@@ -186,15 +208,21 @@ class Flight:
             self.pending_rows = self.pending_rows[~old]
             self.pending_times = self.pending_times[~old]
         if not self.scenario.stop.keep:
-            drop |= staying & (rows[:, st.TOKENS] > 0) & (rows[:, st.STATUS] != st.FINISHED)
+            whole = np.isin(rows[:, st.STATUS], (st.FINISHED, st.JUDGED))
+            drop |= staying & (rows[:, st.TOKENS] > 0) & ~whole
         lost += int(rows[drop, st.TOKENS].sum())
         ids = np.concatenate([ids, rows[drop, st.ID]])
         scores = np.concatenate([scores, self.times[drop, st.SCORE]])
         self.keep(np.flatnonzero(staying & ~drop))
         self.restart(ids, scores)
+        self.pass_time(elapsed_s)
+        return len(ids), lost
+
+    def pass_time(self, elapsed_s: float) -> None:
+        """Lets tools and judges go on for so long."""
         self.times[:, st.READY_S] -= elapsed_s
         self.servers -= elapsed_s
-        return len(ids), lost
+        self.judges -= elapsed_s
 
     def caches(self) -> float:
         """Does with caches what the weight update asks for; returns the seconds it takes.
@@ -207,17 +235,31 @@ class Flight:
             return 0.0
         if kv.on_update == "keep":
             return 0.0
-        rules = self.rules
+        return self.leave(np.flatnonzero(rows[:, st.PLACE] == choices.ON_GPU))
+
+    def leave(self, chosen: Ints) -> float:
+        """Takes the caches of these rows off their GPUs, into the pools while those have room.
+
+        Returns the seconds in which the instances write them, all at once.
+        """
+        rows, rules = self.rows, self.rules
         places, cached = rows[:, st.PLACE], rows[:, st.CACHED]
         host = rules.host_tokens * rules.instances - int(cached[places == choices.ON_HOST].sum())
         nvme = rules.nvme_tokens * rules.instances - int(cached[places == choices.ON_NVME].sum())
         written_s = np.zeros(rules.instances)
-        for row in np.flatnonzero(places == choices.ON_GPU):
+        for row in chosen:
             tokens = int(cached[row])
             where = choices.cache_goes(tokens, host, nvme)
             host -= tokens if where == choices.ON_HOST else 0
             nvme -= tokens if where == choices.ON_NVME else 0
-            written_s[rows[row, st.HOME]] += tokens * rules.load_s[where]
+            written_s[rows[row, st.HOME] % rules.instances] += tokens * rules.load_s[where]
             places[row] = where
             cached[row] = tokens if where else 0
         return float(written_s.max())
+
+    def leave_beyond(self, instances: int) -> None:
+        """Brings home what is on instances that are there no more."""
+        rows = self.rows
+        gone = rows[:, st.HOME] >= instances
+        self.leave(np.flatnonzero(gone & (rows[:, st.PLACE] == choices.ON_GPU)))
+        rows[gone, st.HOME] = rows[gone, st.ID] % instances

@@ -13,27 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import simpy
 
 from flopwright.plan import rollout_choices as policy
 from flopwright.simulator.rollouts import state as st
 from flopwright.simulator.rollouts.attempt import Attempt, Queue
+from flopwright.simulator.rollouts.clock import Clock
 from flopwright.simulator.rollouts.instance import Instance
 from flopwright.simulator.rollouts.instance_cache import Slots
 from flopwright.simulator.rollouts.state import EventLog, PhaseResult, PhaseState
+from flopwright.simulator.rollouts.verdicts import last_verdicts
 
 _BY_INSTANCE: Final = 2**40  # behind every attempt in the order of events at one time
-
-
-class _Clock(simpy.Environment):  # type: ignore[misc]
-    """SimPy with events at absolute times, so that no time is rounded twice."""
-
-    def at(self, time_s: float, priority: int) -> simpy.Event:
-        """Returns an event that happens at `time_s`; lower priorities first, 0 is SimPy's own."""
-        event = simpy.Event(self)
-        event._ok, event._value = True, None
-        heapq.heappush(self._queue, (time_s, priority, next(self._eid), event))
-        return event
+_AWAITED: Final = frozenset((st.TOOL, st.LOADING, st.JUDGED))
 
 
 @dataclass(slots=True)
@@ -41,7 +32,7 @@ class Phase:
     """The shared part of a phase: queue, completions, tools, log."""
 
     state: PhaseState
-    clock: _Clock = field(default_factory=lambda: _Clock())
+    clock: Clock = field(default_factory=Clock)
     attempts: list[Attempt] = field(default_factory=list)
     instances: list[Instance] = field(default_factory=list)
     pool: Queue = field(default_factory=lambda: Queue())
@@ -52,6 +43,7 @@ class Phase:
     over: bool = False
     last_s: float = 0.0
     servers: list[float] = field(default_factory=list)
+    judges: list[float] = field(default_factory=list)
     host_used: int = 0
     host_peak: int = 0
     nvme_used: int = 0
@@ -61,6 +53,7 @@ class Phase:
     def __post_init__(self) -> None:
         self.overdue = int(self.state.rows[:, st.MUST].sum())
         self.servers = self.state.servers.tolist()
+        self.judges = self.state.judges.tolist()
         self.counts = dict.fromkeys(
             ("preemptions", "evictions", "prefill_tokens", "recomputed_tokens", "loaded_tokens",
              "tool_calls", "decoded_tokens", "events"), 0,
@@ -134,15 +127,20 @@ class Phase:
         self.expect(a, a.ready_s)
 
     def expect(self, a: Attempt, time_s: float) -> None:
-        """Makes something happen to an attempt at a time: a tool answers, a load ends."""
+        """Makes something happen to an attempt at a time: an answer, a load, a verdict."""
+        a.ready_s = time_s
         event = self.clock.at(time_s, 1 + a.row)
         event.callbacks.append(lambda _: self._happens(a, time_s))
 
     def _happens(self, a: Attempt, time_s: float) -> None:
-        if self.over or a.ready_s != time_s or a.status not in {st.TOOL, st.LOADING}:
+        if self.over or a.ready_s != time_s or a.status not in _AWAITED:
             return
         self.last_s = time_s
         self.counts["events"] += 1
+        if a.status == st.JUDGED:
+            self.note(time_s, st.VERDICT, a, None)
+            self.finish([a], time_s)
+            return
         home = self.instances[a.home]
         if a.status == st.LOADING:
             home.loaded.append(a)
@@ -207,7 +205,8 @@ class Phase:
             if a.status == st.TOOL:
                 self.instances[a.home].begun += 1
                 self.expect(a, max(a.ready_s, 0.0))
-                a.ready_s = max(a.ready_s, 0.0)
+            elif a.status == st.JUDGED and a.ready_s < np.inf:
+                self.expect(a, max(a.ready_s, 0.0))
             elif a.status in {st.QUEUED, st.PARKED}:
                 if a.place == policy.ON_GPU:
                     self.instances[a.home].begun += 1
@@ -259,16 +258,21 @@ def generate(state: PhaseState, log: bool = False) -> PhaseResult:
         at_s, still = -1.0, 0
         most = 1000 * (len(phase.instances) + len(phase.attempts))
         while not phase.over and (next_s := phase.clock.peek()) < np.inf:
+            if next_s > state.deadline_s:
+                break
             at_s, still = (next_s, 0) if next_s > at_s else (at_s, still + 1)
             assert still <= most, "a phase stands still"
             phase.clock.step()
-    end_s = phase.last_s
-    assert phase.over or state.rules.budget, "a phase stalled"
+    timed = not phase.over and state.deadline_s < np.inf
+    end_s = state.deadline_s if timed else phase.last_s
+    assert phase.over or timed or state.rules.budget, "a phase stalled"
+    last_verdicts(phase, end_s)
     phase.close(end_s)
     for a in phase.attempts:
         a.status = st.PARKED if a.status == st.SPENT_UP else a.status
         a.write(state)
     state.servers[:] = sorted(phase.servers)
+    state.judges[:] = sorted(phase.judges)
     state.limits[:] = [i.limit for i in phase.instances]
     return _result(phase, end_s, log)
 

@@ -18,6 +18,7 @@ from flopwright.simulator.rollouts import state as st
 from flopwright.simulator.rollouts.attempt import Attempt
 from flopwright.simulator.rollouts.decode import prefill_s, steps_within, stretch_s
 from flopwright.simulator.rollouts.instance_admission import Admission
+from flopwright.simulator.rollouts.verdicts import judge
 
 Curve = tuple[float, float, int, int, float, float, float, int, int, int, float]
 
@@ -174,7 +175,7 @@ class Instance(Admission):
                 phase.call(a, now_s)
                 phase.note(now_s, st.CALL, a, self)
                 if rules.drop_idle:
-                    self.evict(a)
+                    self.evict(a, pressed=False)
             elif rules.budget and a.spent >= rules.budget:
                 a.status = st.SPENT_UP
                 self.begun -= 1
@@ -194,10 +195,12 @@ class Instance(Admission):
                 self.limit = policy.limit_after_completion(
                     self.limit, rules.increase, queued, self.used, rules.low
                 )
-        if done:
+        if done and not rules.rewarded:
             phase.finish(done, now_s)
         for a in done:
             phase.note(now_s, st.FINISH, a, self)
+            if rules.rewarded:
+                judge(phase, a, now_s)
 
     def close(self, end_s: float) -> None:
         """Ends the phase here: whole steps until `end_s`, then everybody out of their slots."""

@@ -34,7 +34,13 @@ class Admission(Slots):
         return (
             not rules.throttled
             or here
-            or policy.throttle_admits(running, self.limit, self.used, new, rules.high)
+            or policy.throttle_admits(
+                running if own else self.active,
+                self.limit,
+                self.used - (idle if own else 0),
+                new,
+                rules.high,
+            )
         )
 
     def admit(self, a: Attempt, now_s: float) -> None:

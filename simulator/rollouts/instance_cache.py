@@ -91,11 +91,21 @@ class Slots:
         """Returns the own blocks of every waiting cache `but` one: room that can be made."""
         return sum(self.blocks(a.cached) for a in self.idle if a is not but)
 
-    def evict(self, a: Attempt) -> None:
-        """Takes the cache of a waiting attempt off the GPU."""
+    @property
+    def active(self) -> int:
+        """Attempts that run or are in a tool call."""
+        return self.begun - len(self.own.heap)
+
+    def evict(self, a: Attempt, *, pressed: bool = True) -> None:
+        """Takes the cache of a waiting attempt off the GPU.
+
+        Where it was pressed and is lost, the throttle takes it for a preemption.
+        """
         self.idle.remove(a)
         self.release(a, a.cached)
         self.phase.stow(a)
+        if self.rules.throttled and pressed and a.place == policy.NOWHERE:
+            self.limit = policy.limit_after_preemption(self.active, self.rules.decrease)
         self.phase.counts["evictions"] += 1
         self.phase.note(self.noted_s, st.EVICT, a, self)
 
@@ -113,8 +123,7 @@ class Slots:
     def preempt(self, a: Attempt) -> None:
         """Takes slot and cache from an attempt; it goes to the front of the instance's queue."""
         if self.rules.throttled:
-            running = len(self.admitted)
-            self.limit = policy.limit_after_preemption(running, self.rules.decrease)
+            self.limit = policy.limit_after_preemption(self.active, self.rules.decrease)
         was = a.status
         self.leave(a)
         if was == st.RUNNING and self.rules.swap:

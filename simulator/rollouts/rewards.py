@@ -1,4 +1,7 @@
-"""Verdicts on complete attempts: a queue in front of workers, beside generation."""
+"""Verdicts that training waits for after generation: a queue in front of workers, beside it.
+
+Where the round itself waits for them (`stop.rewarded`) they are events of the phase instead.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import numpy as np
 
 from flopwright.plan.rollout import Flags
 from flopwright.simulator.rollouts.lengths import Floats, Ints
-from flopwright.simulator.rollouts.workload import draw_seconds
+from flopwright.simulator.rollouts.rules import pairs_of
+from flopwright.simulator.rollouts.workload import verdict_seconds
 from flopwright.spec.rollout import RolloutScenario
 
 
@@ -31,13 +35,13 @@ class Judges:
             end_s: when generation ended.
         """
         reward = self._scenario.reward
-        if reward.kind == "none" or len(finish_s) == 0:
+        if reward.kind == "none" or self._scenario.stop.rewarded or len(finish_s) == 0:
             return 0.0
         if reward.kind == "tournament":
             arrive, seconds, needed = self._pairs(finish_s, tokens, prompts, trained)
         else:
             arrive, needed = finish_s, np.isin(prompts, trained)
-            seconds = self._each(tokens)
+            seconds = verdict_seconds(reward, self._rng, tokens)
         ends = queue_ends(arrive, seconds, self._free)
         return max(0.0, float(ends[needed].max()) - end_s) if needed.any() else 0.0
 
@@ -45,19 +49,12 @@ class Judges:
         """Lets time pass until the next generation phase begins."""
         self._free = [x - elapsed_s for x in self._free]
 
-    def _each(self, tokens: Ints) -> Floats:
-        reward = self._scenario.reward
-        if reward.kind == "program":
-            return draw_seconds(reward.time, self._rng, len(tokens))
-        read = (reward.read_tokens + tokens) / reward.read_tokens_per_s
-        return np.asarray(read + reward.verdict_tokens / reward.verdict_tokens_per_s)
-
     def _pairs(
         self, finish_s: Floats, tokens: Ints, prompts: Ints, trained: Ints
     ) -> tuple[Floats, Floats, Flags]:
         """Returns the comparisons: when their prompt was complete, and how long each takes."""
-        reward, samples = self._scenario.reward, self._scenario.samples_per_prompt
-        pairs = reward.pairs_per_prompt or max(1, samples * (samples - 1) // 2)
+        reward = self._scenario.reward
+        pairs = pairs_of(self._scenario)
         arrive, seconds = [], []
         for prompt in trained.tolist():
             mine = prompts == prompt

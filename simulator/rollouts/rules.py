@@ -17,6 +17,15 @@ _ORDERS = {
 }
 
 
+_REWARDED = {"none": 0, "program": 1, "judge": 1, "tournament": 2}
+
+
+def pairs_of(scenario: RolloutScenario) -> int:
+    """Returns the comparisons that a prompt's samples need: all of them, or as many as given."""
+    samples = scenario.samples_per_prompt
+    return scenario.reward.pairs_per_prompt or max(1, samples * (samples - 1) // 2)
+
+
 def slots_of(scenario: RolloutScenario) -> int:
     """Returns the most attempts an instance can decode at once."""
     limits = [scenario.num_attempts]
@@ -108,6 +117,8 @@ def rules_of(scenario: RolloutScenario) -> Rules:
         limit=float(throttle.start or slots) if throttle is not None else float(slots),
         decrease=throttle.decrease if throttle is not None else 1.0,
         increase=throttle.increase if throttle is not None else 0.0,
+        rewarded=_REWARDED[scenario.reward.kind] if scenario.stop.rewarded else 0,
+        pairs=pairs_of(scenario),
     )
 
 

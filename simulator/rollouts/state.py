@@ -52,7 +52,8 @@ READY_S: Final = 0  # when its tool call ends
 ESTIMATE: Final = 1  # tokens it is thought to have in the end
 KEY: Final = 2  # of the heap it is in
 SCORE: Final = 3  # the normal score of its prompt
-FLOAT_COLUMNS: Final = 4
+VERDICT_S: Final = 4  # seconds of work to judge it; of one comparison, on average, in pairs
+FLOAT_COLUMNS: Final = 5
 
 # ---- status ------------------------------------------------------------------------------
 QUEUED: Final = 0
@@ -64,12 +65,14 @@ TOOL: Final = 5  # in a tool call
 SPENT_UP: Final = 6  # has generated what a round allows
 PREFILL: Final = 7  # holds a slot, its context is being read
 LOADING: Final = 8  # holds a slot, its cache comes from the host
+JUDGED: Final = 9  # complete, waits for the verdict without which it does not count
 
 # ---- events of the log -------------------------------------------------------------------
 KINDS: Final = (
     "admit", "finish", "tool", "return", "chunk", "spent", "preempt", "evict", "loaded", "end",
+    "verdict",
 )  # fmt: skip
-ADMIT, FINISH, CALL, RETURN, CHUNK, SPEND, PREEMPT, EVICT, LOADED, END = range(10)
+ADMIT, FINISH, CALL, RETURN, CHUNK, SPEND, PREEMPT, EVICT, LOADED, END, VERDICT = range(11)
 
 NO_LIMIT: Final = 2**62
 
@@ -88,6 +91,8 @@ class Rules:
         host_tokens, nvme_tokens: room of an instance's pools.
         dealt: attempts are dealt to instances at the start and stay there.
         high, low: blocks of cache of the throttle; `limit` attempts to start from.
+        rewarded: 0: an attempt counts when it is complete; 1: when its verdict is there; 2: when
+            `pairs` comparisons of the samples of its prompt are there.
     """
 
     instances: int
@@ -122,6 +127,8 @@ class Rules:
     limit: float
     decrease: float
     increase: float
+    rewarded: int
+    pairs: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,8 +143,11 @@ class PhaseState:
             longest complete sample; dealt: the instance it is dealt to.
         servers: seconds at which each place for a tool call becomes free, a heap; empty: no
             limit.
+        judges: seconds at which each worker that gives verdicts becomes free, a heap; empty where
+            nothing waits for one.
         limits: attempts that each instance's throttle allows.
         needed: completions that end the phase; overdue: attempts it waits for besides.
+        deadline_s: the phase ends there at the latest.
     """
 
     rules: Rules
@@ -150,9 +160,11 @@ class PhaseState:
     seen: Ints
     dealt: Ints
     servers: Floats
+    judges: Floats
     limits: Floats
     needed: int
     version: int
+    deadline_s: float = float("inf")
 
 
 @dataclass(slots=True, kw_only=True)

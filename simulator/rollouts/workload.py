@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from flopwright.simulator.rollouts.lengths import Floats, Ints, LengthStream
-from flopwright.spec.rollout import Agent, LengthSpec, RolloutScenario, TimeLaw
+from flopwright.spec.rollout import Agent, LengthSpec, Reward, RolloutScenario, TimeLaw
 
 # Attempts whose turns are drawn together: with a thousand turns each, tens of megabytes.
 _TOGETHER: Final = 512
@@ -27,6 +27,7 @@ class Drawn:
         estimate: tokens a predictor thinks it has.
         turns: turns of each; the other three hold the turns of all attempts, one after the
             other: tokens generated, tokens read from the tool after it, seconds of that call.
+        verdict_s: seconds of work to judge each, where the round waits for that.
     """
 
     total: Ints
@@ -36,6 +37,7 @@ class Drawn:
     turn_tokens: Ints
     turn_read: Ints
     turn_s: Floats
+    verdict_s: Floats
 
 
 class Workload:
@@ -57,6 +59,7 @@ class Workload:
         self._read = np.random.default_rng([base, 0x726561])
         self._time = np.random.default_rng([base, 0x74696D])
         self._image = np.random.default_rng([base, 0x696D67])
+        self._verdict = np.random.default_rng([base, 0x766572])
 
     def draw(self, ids: Ints, version: int) -> Drawn:
         """Returns the next attempts, those of these ids."""
@@ -81,6 +84,9 @@ class Workload:
                 for i in range(0, max(1, len(ids)), _TOGETHER)
             ]
             total, turns, tokens, read, seconds = map(np.concatenate, zip(*blocks, strict=True))
+        verdict_s = np.zeros(len(ids))
+        if scenario.stop.rewarded:
+            verdict_s = verdict_seconds(scenario.reward, self._verdict, total)
         estimate = total.astype(np.float64)
         if scenario.schedule.order == "longest_first" and scenario.schedule.estimate_sigma > 0:
             error = self._errors.standard_normal(len(ids))
@@ -93,6 +99,7 @@ class Workload:
             turn_tokens=tokens,
             turn_read=read,
             turn_s=seconds,
+            verdict_s=verdict_s,
         )
 
     def _turns(
@@ -155,6 +162,18 @@ class Workload:
 def draw_tokens(lengths: LengthSpec, rng: np.random.Generator, count: int) -> Ints:
     """Returns whole numbers of a law, at least 1, from a given generator."""
     return LengthStream(lengths, rng=rng).draw(count)
+
+
+def verdict_seconds(reward: Reward, rng: np.random.Generator, tokens: Ints) -> Floats:
+    """Returns seconds of work to judge attempts of these tokens.
+
+    In a tournament: of one comparison of two attempts as long as this one.
+    """
+    if reward.kind == "program":
+        return draw_seconds(reward.time, rng, len(tokens))
+    times = 2 if reward.kind == "tournament" else 1
+    read_s = (reward.read_tokens + times * tokens) / reward.read_tokens_per_s
+    return np.asarray(read_s + reward.verdict_tokens / reward.verdict_tokens_per_s)
 
 
 def draw_seconds(law: TimeLaw, rng: np.random.Generator, count: int) -> Floats:

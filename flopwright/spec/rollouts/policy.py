@@ -12,7 +12,7 @@ from flopwright.spec.rollouts.engine import HostPool
 from flopwright.spec.rollouts.lengths import Count, PositiveTokens
 
 
-class Stop(Spec):
+class Stop(Grown):
     """What ends a generation phase.
 
     Attributes:
@@ -22,13 +22,18 @@ class Stop(Spec):
             attempt generates at most `tokens` a round, longer ones go on in the next.
         count: whether attempts or whole prompts are counted ("groups").
         keep: whether what is cut off is resumed, or thrown away and its prompt begun anew.
+        rewarded: an attempt counts when its verdict is there, not when its last token is: a slow
+            judge delays the end of the round. Otherwise verdicts are waited for afterwards.
     """
+
+    later_fields: ClassVar[tuple[str, ...]] = ("rewarded",)
 
     rule: Literal["lambda", "over_issue", "token_budget"] = "lambda"
     count: Literal["attempts", "groups"] = "attempts"
     tokens: PositiveTokens | None = None
     factor: float | None = Field(default=None, gt=1, le=100)
     keep: bool = True
+    rewarded: bool = False
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -38,6 +43,8 @@ class Stop(Spec):
             raise ValueError("factor goes with rule: over_issue, and only with it")
         if self.rule == "token_budget" and self.count == "groups":
             raise ValueError("a token budget ends the round by itself: count must be attempts")
+        if self.rule == "token_budget" and self.rewarded:
+            raise ValueError("a token budget ends the round by itself: rewarded must be false")
         return self
 
 
@@ -74,10 +81,12 @@ class Schedule(Spec):
 class Throttle(Spec):
     """Admission from active attempts, queued ones and the use of the cache.
 
-    An instance admits while its cache stays below `high` of its capacity with the newcomer
-    and it runs fewer attempts than its limit. The limit starts at `start`, is set to
-    `decrease` times those that run when one had to be preempted, and grows by `increase` with
-    every completion while the queue is not empty and use is below `low`.
+    An instance begins a new attempt while its cache, that of attempts in tool calls included,
+    stays below `high` of its capacity with the newcomer, and fewer attempts than its limit run
+    or are in tool calls. The limit starts at `start`, is set to `decrease` times those that are
+    active when a cache was lost for want of room (preempted, or evicted and not kept in a
+    pool), and grows by `increase` with every completion while the queue is not empty and use
+    is below `low`.
     """
 
     high: float = Field(default=0.95, gt=0, le=1)

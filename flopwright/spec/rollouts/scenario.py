@@ -238,6 +238,15 @@ class RolloutScenario(Grown):
             raise ValueError(f"lambda goes with stop.rule lambda, not {self.stop.rule}")
         if self.staleness.rule == "wait" and self.stop.rule == "token_budget":
             raise ValueError("a token budget cannot wait for old attempts: staleness.rule drop")
+        if self.stop.rewarded and self.reward.kind == "none":
+            raise ValueError("stop.rewarded waits for verdicts: give a reward")
+        if (
+            self.stop.rewarded
+            and self.reward.kind == "tournament"
+            and self.stop.count == "attempts"
+            and self.samples_per_prompt > 1
+        ):
+            raise ValueError("a tournament judges whole prompts: stop.count must be groups")
         self._caches()
         return self
 

@@ -68,7 +68,8 @@ COUNT_INTS: Final = 17
 LAST_S: Final = 0
 PREFILL_SECONDS: Final = 1
 TOOL_WAIT_S: Final = 2
-COUNT_FLOATS: Final = 3
+DEADLINE_S: Final = 3
+COUNT_FLOATS: Final = 4
 
 # ---- rules -------------------------------------------------------------------------------
 INSTANCES: Final = 0
@@ -95,7 +96,9 @@ HIGH: Final = 20
 LOW: Final = 21
 NEEDED: Final = 22
 VERSION: Final = 23
-RULE_INTS: Final = 24
+REWARDED: Final = 24
+PAIRS: Final = 25
+RULE_INTS: Final = 26
 
 FIXED_S: Final = 0
 TOKEN_S: Final = 1
@@ -116,7 +119,7 @@ class Arrays(NamedTuple):
         counts, sums: of the phase; `rules`, `rates`, `tables` (base and per context token by
             active attempts), `load_s`.
         turns: tokens generated and read; turn_s: seconds of the call.
-        prompts: samples left and longest seen; `dealt`, `servers`.
+        prompts: samples left and longest seen; `dealt`, `servers`, `judges`.
         tree: which instance has the next boundary.
         finish_s, finish_row: completions; log_s, log: events.
     """
@@ -139,6 +142,7 @@ class Arrays(NamedTuple):
     prompts: Ints
     dealt: Ints
     servers: Floats
+    judges: Floats
     tree: Ints
     finish_s: Floats
     finish_row: Ints

@@ -28,11 +28,11 @@ from flopwright.simulator.rollouts.compiled.columns import Arrays, Ints
 _COLUMNS: Final = 3  # address, rows, columns
 _FLAT: Final = frozenset(
     ("roots", "counts", "sums", "rules", "rates", "load_s", "turn_s", "dealt", "servers",
-     "tree", "finish_s", "finish_row", "log_s"),
+     "judges", "tree", "finish_s", "finish_row", "log_s"),
 )  # fmt: skip
 _REAL: Final = frozenset(
-    ("times", "floats", "sums", "rates", "tables", "load_s", "turn_s", "servers", "finish_s",
-     "log_s"),
+    ("times", "floats", "sums", "rates", "tables", "load_s", "turn_s", "servers", "judges",
+     "finish_s", "log_s"),
 )  # fmt: skip
 _TYPES: Final = {
     name: types.Array(

@@ -46,11 +46,12 @@ from flopwright.simulator.rollouts.compiled.stretch import (
     span_s,
     whole_until,
 )
+from flopwright.simulator.rollouts.compiled.verdicts import judge, last_verdicts
 
 
 @native
 def happens(s: Arrays, now_s: float) -> None:
-    """A tool answers, or a load ends."""
+    """A tool answers, a load ends, or a verdict is there."""
     rows = s.rows
     r = pop(rows, s.times, s.roots, 3 * s.rules[c.INSTANCES] + 1)
     s.sums[c.LAST_S] = now_s
@@ -60,6 +61,10 @@ def happens(s: Arrays, now_s: float) -> None:
         append(rows, s.ints[i], c.LOAD_HEAD, c.LOAD_TAIL, st.LANE_BEFORE, st.LANE_AFTER, r)
         note(s, now_s, st.LOADED, r, i)
         nudge(s, i, now_s)
+        return
+    if rows[r, st.STATUS] == st.JUDGED:
+        note(s, now_s, st.VERDICT, r, -1)
+        finish(s, r, now_s)
         return
     note(s, now_s, st.RETURN, r, i)
     if s.rules[c.BUDGET] > 0 and rows[r, st.SPENT] >= s.rules[c.BUDGET]:
@@ -126,6 +131,14 @@ def complete(s: Arrays, i: int, done: int, now_s: float) -> None:
                 s.ints[i, c.USED], rules[c.LOW],
             )  # fmt: skip
         r = rows[r, st.CHILD]
+    r = first
+    while r >= 0 and rules[c.REWARDED] != policy.NOTHING:
+        after = rows[r, st.CHILD]
+        note(s, now_s, st.FINISH, r, i)
+        judge(s, r, now_s)
+        r = after
+    if rules[c.REWARDED] != policy.NOTHING:
+        return
     r = first
     while r >= 0:
         finish(s, r, now_s)
@@ -214,7 +227,10 @@ def begin(s: Arrays) -> None:
         return
     for r in range(rows.shape[0]):
         status = rows[r, st.STATUS]
-        if status == st.TOOL:
+        if status == st.JUDGED and s.times[r, st.READY_S] < np.inf:
+            s.times[r, st.READY_S] = max(s.times[r, st.READY_S], 0.0)
+            push(rows, s.times, s.roots, 3 * instances + 1, r, s.times[r, st.READY_S])
+        elif status == st.TOOL:
             s.ints[rows[r, st.HOME], c.BEGUN] += 1
             s.times[r, st.READY_S] = max(s.times[r, st.READY_S], 0.0)
             push(rows, s.times, s.roots, 3 * instances + 1, r, s.times[r, st.READY_S])
@@ -246,6 +262,9 @@ def run(at: int) -> None:
         r, i = s.roots[tools], s.tree[1]
         row_s = s.times[r, st.KEY] if r >= 0 else np.inf
         own_s = s.floats[i, c.NEXT_S]
+        if min(row_s, own_s) > s.sums[c.DEADLINE_S]:
+            s.sums[c.LAST_S] = s.sums[c.DEADLINE_S]
+            break
         if row_s == np.inf and own_s == np.inf:
             break
         if min(row_s, own_s) > last_s:
@@ -259,6 +278,7 @@ def run(at: int) -> None:
         else:
             boundary(s, i, own_s)
     end_s = s.sums[c.LAST_S]
+    last_verdicts(s, end_s)
     for i in range(s.rules[c.INSTANCES]):
         close(s, i, end_s)
     note(s, end_s, st.END, -1, -1)

@@ -31,11 +31,13 @@ def generate(state: PhaseState, log: bool = False) -> PhaseResult:
             break
         entries = needed
     assert arrays.counts[c.OVER] != 2, "a phase stands still"
-    assert arrays.counts[c.OVER] or state.rules.budget, "a phase stalled"
+    ends = arrays.counts[c.OVER] or state.rules.budget or state.deadline_s < np.inf
+    assert ends, "a phase stalled"
     state.rows[:] = arrays.rows
     state.times[:] = arrays.times
     state.left[:], state.seen[:] = arrays.prompts[:, 0], arrays.prompts[:, 1]
     state.servers[:] = np.sort(arrays.servers)
+    state.judges[:] = np.sort(arrays.judges)
     state.limits[:] = arrays.floats[:, c.LIMIT]
     return _result(arrays, state.rules, log)
 
@@ -61,6 +63,8 @@ def arrays_of(state: PhaseState, entries: int) -> Arrays:
     floats[:, c.NEXT_S], floats[:, c.LIMIT] = np.inf, state.limits
     counts = np.zeros(c.COUNT_INTS, dtype=np.int64)
     counts[c.OVERDUE] = rows[:, st.MUST].sum()
+    sums = np.zeros(c.COUNT_FLOATS)
+    sums[c.DEADLINE_S] = state.deadline_s
     return Arrays(
         rows=rows,
         times=state.times.copy(),
@@ -70,7 +74,7 @@ def arrays_of(state: PhaseState, entries: int) -> Arrays:
         residues=np.zeros((instances, rules.block if rules.block > 1 else 1), dtype=np.int64),
         samples=np.zeros((instances, prompts) if rules.shared else (1, 1), dtype=np.int64),
         counts=counts,
-        sums=np.zeros(c.COUNT_FLOATS),
+        sums=sums,
         rules=rule_numbers(rules, state),
         rates=np.array(
             [
@@ -88,6 +92,7 @@ def arrays_of(state: PhaseState, entries: int) -> Arrays:
         prompts=np.stack([state.left, state.seen], axis=1),
         dealt=state.dealt,
         servers=state.servers.copy(),
+        judges=state.judges.copy(),
         tree=new_tree(instances),
         finish_s=np.zeros(len(rows)),
         finish_row=np.zeros(len(rows), dtype=np.int64),
@@ -124,6 +129,8 @@ def rule_numbers(rules: Rules, state: PhaseState) -> c.Ints:
         (c.LOW, rules.low),
         (c.NEEDED, state.needed),
         (c.VERSION, state.version),
+        (c.REWARDED, rules.rewarded),
+        (c.PAIRS, rules.pairs),
     ):
         out[column] = value
     return out

@@ -84,12 +84,26 @@ def wait_own(s: Arrays, i: int, r: int, key: float) -> None:
 
 
 @native
+def active(s: Arrays, i: int) -> int:
+    """Returns the attempts that run or are in a tool call."""
+    return s.ints[i, c.BEGUN] - s.ints[i, c.OWN_SIZE]
+
+
+@native
+def press_out(s: Arrays, i: int) -> None:
+    """Evicts the oldest waiting cache; the throttle takes one that is lost for a preemption."""
+    r = s.ints[i, c.IDLE_HEAD]
+    evict(s, i, r)
+    if s.rules[c.THROTTLED] == 1 and s.rows[r, st.PLACE] == policy.NOWHERE:
+        s.floats[i, c.LIMIT] = limit_after_preemption(active(s, i), s.rates[c.DECREASE])
+
+
+@native
 def preempt(s: Arrays, i: int, r: int) -> None:
     """Takes slot and cache from an attempt; it goes to the front of the instance's queue."""
     rows = s.rows
     if s.rules[c.THROTTLED]:
-        holding = s.ints[i, c.HOLDING]
-        s.floats[i, c.LIMIT] = limit_after_preemption(holding, s.rates[c.DECREASE])
+        s.floats[i, c.LIMIT] = limit_after_preemption(active(s, i), s.rates[c.DECREASE])
     was = rows[r, st.STATUS]
     give_slot_back(s, i, r)
     if was == st.RUNNING:
@@ -116,7 +130,7 @@ def make_room(s: Arrays, i: int) -> bool:
     calm = True
     while s.ints[i, c.USED] + growth(s, i, 1) > s.rules[c.CAPACITY]:
         if s.ints[i, c.IDLE_HEAD] >= 0:
-            evict(s, i, s.ints[i, c.IDLE_HEAD])
+            press_out(s, i)
         else:
             calm = False
             preempt(s, i, s.ints[i, c.TAIL])
@@ -142,7 +156,10 @@ def admits(s: Arrays, i: int, r: int, own: bool) -> bool:
     if not fits(holding, rules[c.SLOTS], used, new, grow, idle, rules[c.CAPACITY]):
         return False
     if rules[c.THROTTLED] and not here:
-        return throttle_admits(holding, s.floats[i, c.LIMIT], used, new, rules[c.HIGH])
+        limit, most = s.floats[i, c.LIMIT], rules[c.HIGH]
+        if own:
+            return throttle_admits(holding, limit, used - idle, new, most)
+        return throttle_admits(active(s, i), limit, used, new, most)
     return True
 
 
@@ -158,7 +175,7 @@ def evict_for(s: Arrays, i: int, r: int) -> None:
             need += s.rules[c.SHARED]
         if s.ints[i, c.USED] + need + grow <= s.rules[c.CAPACITY]:
             return
-        evict(s, i, s.ints[i, c.IDLE_HEAD])
+        press_out(s, i)
 
 
 @native

@@ -124,6 +124,10 @@ def random_scenario(seed: int) -> RolloutScenario:
         data["kv"]["on_update"] = "keep"
     data["reward"] = pick([{}, {"kind": "program", "time": {"mean": "2 s"}, "workers": 2},
                            {"kind": "tournament", "verdict_tokens": 50}])  # fmt: skip
+    if data["reward"] and data["stop"].get("tokens") is None and pick([True, False]):
+        data["stop"] = {**data["stop"], "rewarded": True}
+        if data["reward"]["kind"] == "tournament":
+            data["stop"]["count"] = "groups"
     return RolloutScenario.model_validate(data)
 
 
