@@ -85,16 +85,33 @@ def file_schema(kind: str, record: type[Spec]) -> dict[str, Any]:
     if kind in {"scenario", "cluster"}:
         gpu = "name of a catalog GPU, or the path of a GPU file (.yaml)"
         _or_text(out["$defs"]["NodeSpec"], "gpu", gpu)
-    if kind == "rollout":
-        for name in ("update", "weight_sync"):
-            _or_text(out, name, "just the fixed time, e.g. 15 s")
+    if kind == "loop":
+        _loop_names(out, out["$defs"])
+    if kind == "experiment":
+        for name in ("LoopExperiment", "RanksExperiment"):
+            _or_text(out["$defs"][name], "model", "name of a catalog model")
+    for definition in (out, out.get("$defs", {}).get("LoopRound", {})):
+        if kind in {"rollout", "loop"} and "weight_sync" in definition.get("properties", {}):
+            for name in ("update", "weight_sync"):
+                _or_text(definition, name, "just the fixed time, e.g. 15 s")
     return {"$schema": DIALECT, **out}
+
+
+def _loop_names(out: dict[str, Any], parts: dict[str, Any]) -> None:
+    """Lets the parts of a loop that stand in catalogs be named."""
+    _or_text(out, "cluster", "name of a catalog cluster, or the path of a cluster file (.yaml)")
+    gpu = "name of a catalog GPU, or the path of a GPU file (.yaml)"
+    _or_text(parts["NodeSpec"], "gpu", gpu)
+    for record in ("Serving", "Training"):
+        _or_text(parts[record], "model", "name of a catalog model, or the path of a model file")
+    _or_text(parts["Serving"], "served", "name of a served model, or the path of its file")
 
 
 def _or_text(record: dict[str, Any], name: str, text: str) -> None:
     """Lets a field that holds a record be a text as well."""
     found = record["properties"][name]
-    choices = [{"$ref": found.pop("$ref")}, {"type": "string", "description": text}]
+    own = [{"$ref": found.pop("$ref")}] if "$ref" in found else found.pop("anyOf")
+    choices = [*own, {"type": "string", "description": text}]
     record["properties"][name] = {**found, "anyOf": choices}
 
 

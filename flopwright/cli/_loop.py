@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from flopwright.errors import InputError, Violation
-
 if TYPE_CHECKING:
+    from flopwright.cli._rollout_options import Targets
     from flopwright.planner.rollouts.result import LoopResult, RankedLoop
     from flopwright.simulator.rollouts.record import RoundRecord
     from flopwright.spec.loop import LoopScenario
     from flopwright.spec.rollout import RolloutScenario
+    from flopwright.spec.yaml_lines import Document
 
 EXIT_DOES_NOT_FIT = 1
 # Rounds before the one that is drawn: parked attempts are there, and logs stay small.
 _ROUNDS_BEFORE_LOG = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How much to simulate, and how to show it."""
+
+    rounds: int | None
+    seed: int | None
+    as_json: bool
+    progress: Any
+
+
+def loop_asked(
+    document: Document, stop_fraction: float | None, max_staleness: float | None
+) -> LoopScenario:
+    """Returns the loop of a document under a lambda and a bound on staleness."""
+    from flopwright.spec.loop import at_stop_fraction, loop_from, within_staleness
+
+    loop = loop_from(document)
+    if stop_fraction is not None:
+        loop = at_stop_fraction(loop, stop_fraction)
+    return loop if max_staleness is None else within_staleness(loop, max_staleness)
+
+
+def round_asked(document: Document, stop_fraction: float | None) -> RolloutScenario:
+    """Returns the round of a document under a lambda."""
+    from flopwright.spec.rollout import RolloutScenario, with_stop_fraction
+    from flopwright.spec.validate import validate
+
+    spec = validate(RolloutScenario, document)
+    return spec if stop_fraction is None else with_stop_fraction(spec, stop_fraction)
+
+
 def logged_round(scenario: RolloutScenario, seed: int) -> RoundRecord:
     """Returns a round with its log, a few rounds after the start."""
-    from flopwright.planner.rollouts.outcome import loop_for
+    from flopwright.planner.rollouts.simulated import loop_for
     from flopwright.simulator.rollouts.rounds import simulate_rounds
 
     rounds = _ROUNDS_BEFORE_LOG + 1
@@ -42,60 +74,53 @@ def write_trace(path: Path, scenario: RolloutScenario, record: RoundRecord) -> N
 
 
 def plan_loop(
-    loop: LoopScenario,
-    *,
-    rounds: int | None,
-    seed: int | None,
-    time_limit_s: float | None,
-    top: int,
-    out: Path | None,
-    png: Path | None,
-    trace: Path | None,
-    as_json: bool,
-    progress: Any,
+    loop: LoopScenario, asked: Asked, files: Targets, *, time_limit_s: float, top: int
 ) -> None:
     """Searches a loop, prints what was found and writes the files asked for."""
     from flopwright.planner.rollouts.search import search_loop
     from flopwright.planner.rollouts.text import search_lines
 
-    with progress("choices", as_json) as advance:
+    with asked.progress("choices", asked.as_json) as advance:
         result = search_loop(
-            loop, rounds=rounds, seed=seed, time_limit_s=time_limit_s, top_k=top, progress=advance
+            loop,
+            rounds=asked.rounds,
+            seed=asked.seed,
+            time_limit_s=time_limit_s,
+            top_k=top,
+            progress=advance,
         )
     if result.best is not None:
-        _write(result, result.best, out, png, trace)
-    if as_json:
+        _write(result, result.best, files)
+    if asked.as_json:
         typer.echo(json.dumps(search_data(result)))
     else:
         lines = [*search_lines(result), "", "assumed:"]
         lines += [f"  {text.replace(': assumed: ', ': ', 1)}" for text in result.assumptions]
         typer.echo("\n".join(lines))
-        for path in (out, png, trace):
+        for path in (files.out, files.png, files.trace):
             if path is not None and result.best is not None and path.is_file():
                 typer.echo(f"wrote {path}")
     if result.best is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _write(
-    result: LoopResult, best: RankedLoop, out: Path | None, png: Path | None, trace: Path | None
-) -> None:
+def _write(result: LoopResult, best: RankedLoop, files: Targets) -> None:
     from flopwright.planner.rollouts.figure import search_png
     from flopwright.simulator.calibration.files import write_atomically
     from flopwright.spec.load import dump_yaml
 
-    if out is not None:
+    if files.out is not None:
         header = f"{best.words}\nMade by flopwright rollouts; do not edit: hashes are checked."
-        write_atomically(out, dump_yaml(best.plan, header).encode())
-    if png is None and trace is None:
+        write_atomically(files.out, dump_yaml(best.plan, header).encode())
+    if files.png is None and files.trace is None:
         return
     scenario = best.scenario
     rounds = best.outcome.report is not None
     record = logged_round(scenario, result.seed) if rounds else None
-    if png is not None:
-        write_atomically(png, search_png(result, record, scenario.kv_capacity_tokens))
-    if trace is not None and record is not None:
-        write_trace(trace, scenario, record)
+    if files.png is not None:
+        write_atomically(files.png, search_png(result, record, scenario.kv_capacity_tokens))
+    if files.trace is not None and record is not None:
+        write_trace(files.trace, scenario, record)
 
 
 def search_data(result: LoopResult) -> dict[str, Any]:
@@ -118,14 +143,7 @@ def search_data(result: LoopResult) -> dict[str, Any]:
 
 
 def run_campaign(
-    scenario: RolloutScenario,
-    *,
-    rounds: int | None,
-    growth: float,
-    seed: int | None,
-    png: Path | None,
-    as_json: bool,
-    progress: Any,
+    scenario: RolloutScenario, asked: Asked, png: Path | None, *, growth: float
 ) -> None:
     """Compares fixed concurrencies with a throttle over rounds whose lengths grow."""
     from flopwright.planner.rollouts.campaign import campaign
@@ -133,13 +151,17 @@ def run_campaign(
     from flopwright.planner.rollouts.text import campaign_lines
     from flopwright.simulator.calibration.files import write_atomically
 
-    with progress("policies", as_json) as advance:
+    with asked.progress("policies", asked.as_json) as advance:
         found = campaign(
-            scenario, rounds=rounds or 100, growth=growth, seed=seed, progress=advance
+            scenario,
+            rounds=asked.rounds or 100,
+            growth=growth,
+            seed=asked.seed,
+            progress=advance,
         )
     if png is not None:
         write_atomically(png, campaign_png(found))
-    if as_json:
+    if asked.as_json:
         data = found.to_data() | {"behind": found.behind, "worst_round": found.worst_round}
         data |= {"storm": found.storm, "fixed_behind": found.fixed_behind}
         typer.echo(json.dumps(data | {"first_best": found.first_best.name}))
@@ -147,16 +169,3 @@ def run_campaign(
     typer.echo("\n".join(campaign_lines(found)))
     if png is not None:
         typer.echo(f"\nwrote {png}")
-
-
-def check_growth(growth: float | None, *, campaign: bool) -> None:
-    """Refuses a growth without a campaign, or one that no campaign can have."""
-    if growth is None:
-        return
-    if not campaign:
-        rule, fix = "is the growth of a campaign, and none was asked for", "add --campaign"
-    elif not 0.01 <= growth <= 1000:
-        rule, fix = "must be between 0.01 and 1000", "8 for lengths that grow eightfold"
-    else:
-        return
-    raise InputError(Violation(field="--growth", value=f"{growth:g}", rule=rule, nearest_fix=fix))

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from flopwright.cli._scenario import SET_HELP, scenario_of
+from flopwright.cli import _recommend_options as options
+from flopwright.cli._recommend_values import compute_of, seconds_of, usd_of, violation
+from flopwright.cli._scenario import scenario_of
 
 if TYPE_CHECKING:
-    from flopwright.errors import Violation
     from flopwright.planner.recommend_answer import Means, Recommendation
     from flopwright.planner.recommend_sizes import Goal
     from flopwright.spec.scenario import Scenario
 
 EXIT_NOTHING_FOUND = 1
-_QUESTION = "The question (one; a deadline and a budget go together)"
-_SERVING = "Of --serve"
-_GPU_TIME: Final = {"GPU-days": 1.0, "GPU-hours": 1 / 24, "GPU-years": 365.25}
 _REFIT: Final = "refit"
 _QUESTIONS: Final = (
     "--deadline", "--budget", "--longest-context", "--largest-batch", "--largest-model",
@@ -30,107 +27,33 @@ _QUESTIONS: Final = (
 
 
 def recommend(
-    scenario: Annotated[
-        str | None, typer.Argument(help="Scenario file, or one that ships by name.")
-    ] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help=SET_HELP)] = None,
-    deadline: Annotated[
-        str | None,
-        typer.Option(help="Fewest GPUs in this time, e.g. 30d.", rich_help_panel=_QUESTION),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(help="Fewest GPUs for this money (USD), e.g. 2M.", rich_help_panel=_QUESTION),
-    ] = None,
-    longest_context: Annotated[
-        bool, typer.Option("--longest-context", rich_help_panel=_QUESTION)
-    ] = False,
-    largest_batch: Annotated[
-        bool,
-        typer.Option("--largest-batch", help="Largest micro-batch.", rich_help_panel=_QUESTION),
-    ] = False,
-    largest_model: Annotated[
-        bool,
-        typer.Option(
-            "--largest-model", help="Of the model's proportions.", rich_help_panel=_QUESTION
-        ),
-    ] = False,
-    compute_optimal: Annotated[
-        str | None,
-        typer.Option(
-            help="Model, data, rate, batch and vocabulary for a budget: '1e24 FLOP' or "
-            "'2000 GPU-days'.",
-            rich_help_panel=_QUESTION,
-        ),
-    ] = None,
-    law: Annotated[
-        str, typer.Option(help="Loss law: refit (arXiv 2404.10102) or hoffmann (2203.15556).")
-    ] = _REFIT,
-    max_gpus: Annotated[
-        int | None,
-        typer.Option(min=1, help="Largest cluster looked at; default: 8 times the scenario's."),
-    ] = None,
-    sure: Annotated[
-        bool, typer.Option("--sure", help="Judge by the high end of the 80 % interval.")
-    ] = False,
-    every_size: Annotated[
-        bool, typer.Option("--every-size", help="Plan every cluster size, none by bisection.")
-    ] = False,
-    calibration: Annotated[
-        str | None, typer.Option("--calibration", help="Path or id, instead of a stack.")
-    ] = None,
-    stack: Annotated[
-        str | None,
-        typer.Option("--stack", help="Software that runs it; default: as the scenario says."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write the recommended scenario here (YAML).")
-    ] = None,
-    serve: Annotated[
-        str | None,
-        typer.Option(
-            help="Fewest GPUs that serve this model, and at what price; no scenario is needed.",
-            rich_help_panel=_QUESTION,
-        ),
-    ] = None,
-    node: Annotated[
-        str, typer.Option(help="Node type that serves.", rich_help_panel=_SERVING)
-    ] = "hgx_h200",
-    release: Annotated[
-        str | None,
-        typer.Option(
-            help="Weight format: bf16, fp8, block_fp8, int4_g32, mxfp4, nvfp4.",
-            rich_help_panel=_SERVING,
-        ),
-    ] = None,
-    kv_dtype: Annotated[
-        str | None, typer.Option("--kv", help="Cache: bf16 or fp8.", rich_help_panel=_SERVING)
-    ] = None,
-    context: Annotated[
-        str, typer.Option(help="Tokens a sequence may have.", rich_help_panel=_SERVING)
-    ] = "128Ki",
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="Sequences at once.", rich_help_panel=_SERVING)
-    ] = 1,
-    engine: Annotated[
-        str, typer.Option(help="Serving engine by name.", rich_help_panel=_SERVING)
-    ] = "vllm",
-    experts: Annotated[
-        int,
-        typer.Option(min=1, help="Models of this size behind a router.", rich_help_panel=_SERVING),
-    ] = 1,
-    prompt: Annotated[
-        str, typer.Option(help="Prompt tokens of a task.", rich_help_panel=_SERVING)
-    ] = "4000",
-    effort: Annotated[
-        list[str] | None,
-        typer.Option(help="Output tokens of a task, e.g. high=16k.", rich_help_panel=_SERVING),
-    ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option(min=0, help="USD an hour of a GPU.", rich_help_panel=_SERVING),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    scenario: options.Name = None,
+    changes: options.Changes = None,
+    deadline: options.Deadline = None,
+    budget: options.Budget = None,
+    longest_context: options.LongestContext = False,
+    largest_batch: options.LargestBatch = False,
+    largest_model: options.LargestModel = False,
+    compute_optimal: options.ComputeOptimal = None,
+    law: options.Law = _REFIT,
+    max_gpus: options.MaxGpus = None,
+    sure: options.Sure = False,
+    every_size: options.EverySize = False,
+    calibration: options.CalibrationName = None,
+    stack: options.Stack = None,
+    out: options.Out = None,
+    serve: options.Serve = None,
+    node: options.Node = "hgx_h200",
+    release: options.Release = None,
+    kv_dtype: options.KvDtype = None,
+    context: options.Context = "128Ki",
+    concurrency: options.Concurrency = 1,
+    engine: options.Engine = "vllm",
+    experts: options.Experts = 1,
+    prompt: options.Prompt = "4000",
+    effort: options.Effort = None,
+    price: options.Price = None,
+    as_json: options.Json = False,
 ) -> None:
     """Answer what to buy, to train or to serve on: each answer with its prediction and reasons.
 
@@ -150,7 +73,7 @@ def recommend(
         )  # fmt: skip
         return
     if scenario is None:
-        raise InputError(_violation("scenario", "", "a scenario is needed", "or --serve MODEL"))
+        raise InputError(violation("scenario", "", "a scenario is needed", "or --serve MODEL"))
     _one_question(
         deadline is not None or budget is not None,
         longest_context,
@@ -165,8 +88,8 @@ def recommend(
         law=law,
     )
     goal = Goal(
-        deadline_s=None if deadline is None else _seconds(deadline),
-        budget_usd=None if budget is None else _usd(budget),
+        deadline_s=None if deadline is None else seconds_of(deadline),
+        budget_usd=None if budget is None else usd_of(budget),
         sure=sure,
         max_gpus=max_gpus,
         every_size=every_size,
@@ -183,7 +106,7 @@ def _check_serving(*others: object) -> None:
 
     if any(others):
         rule = "--serve is a question of its own: neither a scenario nor another question"
-        raise InputError(_violation("--serve", "", rule, "ask them apart"))
+        raise InputError(violation("--serve", "", rule, "ask them apart"))
 
 
 def _serve(
@@ -240,9 +163,9 @@ def _optimal(text: str, law_name: str) -> Callable[[Scenario, Means], Recommenda
 
     if law_name not in laws.LOSS_LAWS:
         fix = did_you_mean(law_name, laws.LOSS_LAWS)
-        raise InputError(_violation("--law", law_name, "no such law", fix))
+        raise InputError(violation("--law", law_name, "no such law", fix))
     law = laws.LOSS_LAWS[law_name]
-    flops, gpu_days = _compute(text)
+    flops, gpu_days = compute_of(text)
     if flops is not None:
         return lambda s, means: compute_optimal(s, law, means, flops=flops)
     assert gpu_days is not None
@@ -297,9 +220,9 @@ def _check_out(out: Path | None) -> None:
         return
     if out.suffix not in {".yaml", ".yml"}:
         fix = f"use {out.name}.yaml"
-        raise InputError(_violation("--out", str(out), "a scenario is written as YAML", fix))
+        raise InputError(violation("--out", str(out), "a scenario is written as YAML", fix))
     if out.is_dir():
-        raise InputError(_violation("--out", str(out), "is a folder", ""))
+        raise InputError(violation("--out", str(out), "is a folder", ""))
 
 
 def _one_question(*asked: bool) -> None:
@@ -323,60 +246,3 @@ def _check_options(*, fewest: bool, optimal: bool, of_fewest: dict[str, bool], l
     if found:
         raise InputError(found)
 
-
-def _violation(field: str, value: str, rule: str, fix: str) -> Violation:
-    from flopwright.errors import Violation
-
-    return Violation(field=field, value=value, rule=rule, nearest_fix=fix)
-
-
-def _seconds(text: str) -> float:
-    from flopwright.errors import InputError
-    from flopwright.units import parse_quantity
-
-    try:
-        seconds = parse_quantity(text, "seconds")
-    except ValueError as error:
-        fix = "write it like 30d, 12h or 90min"
-        raise InputError(_violation("--deadline", text, str(error), fix)) from error
-    return _positive("--deadline", text, seconds)
-
-
-def _usd(text: str) -> float:
-    from flopwright.errors import InputError
-    from flopwright.units import parse_quantity
-
-    bare = re.sub(r"^\$|\s*USD$", "", text.strip())
-    try:
-        dollars = parse_quantity(bare, "tokens")
-    except ValueError as error:
-        fix = "write it like 2M, 500k or 1234567"
-        raise InputError(_violation("--budget", text, "not an amount in USD", fix)) from error
-    return _positive("--budget", text, dollars)
-
-
-def _compute(text: str) -> tuple[float | None, float | None]:
-    """Returns (FLOPs, None) or (None, GPU-days)."""
-    from flopwright.errors import InputError
-    from flopwright.units import parse_quantity
-
-    match = re.fullmatch(r"\s*(\S+?)\s*(GPU-(?:days|hours|years))\s*", text)
-    fix = "write it like '1e24 FLOP', '2000 GPU-days' or '5M GPU-hours'"
-    bare = re.fullmatch(r"\s*[\d.]+([eE]\+?\d+)?\s*", text) is not None
-    try:
-        if match is not None:
-            days = parse_quantity(match[1], "tokens") * _GPU_TIME[match[2]]
-            return None, _positive("--compute-optimal", text, days)
-        flops = parse_quantity(f"{text} FLOP" if bare else text, "flops")
-    except ValueError as error:
-        message = _violation("--compute-optimal", text, "not an amount of compute", fix)
-        raise InputError(message) from error
-    return _positive("--compute-optimal", text, flops), None
-
-
-def _positive(field: str, text: str, value: float) -> float:
-    from flopwright.errors import InputError
-
-    if value <= 0:
-        raise InputError(_violation(field, text, "must be above zero", ""))
-    return value

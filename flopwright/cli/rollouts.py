@@ -1,4 +1,4 @@
-"""`flopwright rollouts`: rollout rounds on the event engine, and the best lambda."""
+"""`flopwright rollouts`: rollout rounds on the event engine, the best lambda, the best loop."""
 
 from __future__ import annotations
 
@@ -6,63 +6,36 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from flopwright.cli import _rollout_options as options
 from flopwright.errors import InputError, Violation
+
+if TYPE_CHECKING:
+    from flopwright.spec.rollout import RolloutScenario
 
 _SWEEP_JSON_LEAVES_OUT = ("rounds", "completion_curve", "assumptions")
 
 
 def rollouts(
-    scenario: Annotated[
-        str, typer.Argument(help="Rollout scenario: a YAML file or the name of one that ships.")
-    ],
-    stop_fraction: Annotated[
-        float | None,
-        typer.Option("--lambda", help="Share of the attempts in flight that ends a round."),
-    ] = None,
-    sweep: Annotated[bool, typer.Option("--sweep", help="Also find the best lambda.")] = False,
-    max_staleness: Annotated[
-        float | None,
-        typer.Option(help="With --sweep: bound on the mean policy versions behind.", min=0),
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds kept, after the warm-up.", min=1, max=10_000)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the lengths.", min=0)] = None,
-    search: Annotated[
-        bool,
-        typer.Option(
-            "--search", help="Plan the loop; done anyway for a scenario of kind rl_loop."
-        ),
-    ] = False,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(help="With a search: seconds after which nothing more is tried.", min=0),
-    ] = None,
-    top: Annotated[int, typer.Option(help="With a search: loops to list.", min=1, max=100)] = 5,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="With a search: write the best plan here (.yaml).")
-    ] = None,
-    campaign: Annotated[
-        bool,
-        typer.Option(
-            "--campaign", help="Lengths that grow: fixed concurrency against the throttle."
-        ),
-    ] = False,
-    growth: Annotated[
-        float | None,
-        typer.Option(help="With --campaign: lengths of the last round over the first (8)."),
-    ] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a picture here.")] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", help="Write one round as a Chrome trace (.json or .json.gz)."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    scenario: options.Name,
+    changes: options.Changes = None,
+    stop_fraction: options.Fraction = None,
+    sweep: options.Sweep = False,
+    max_staleness: options.MaxStaleness = None,
+    rounds: options.Rounds = None,
+    seed: options.Seed = None,
+    search: options.Search = False,
+    time_limit: options.TimeLimit = None,
+    top: options.Top = 5,
+    out: options.Out = None,
+    campaign: options.Campaign = False,
+    growth: options.Growth = None,
+    png: options.Png = None,
+    trace: options.Trace = None,
+    as_json: options.Json = False,
 ) -> None:
     """Simulate RL rollout rounds, find the best lambda, or plan the whole loop.
 
@@ -74,108 +47,103 @@ def rollouts(
 
     Example: flopwright rollouts small_exponential_1gpu --sweep --png rounds.png
     """
-    from flopwright.cli._loop import (
-        check_growth,
-        logged_round,
-        plan_loop,
-        run_campaign,
-        write_trace,
+    from flopwright.cli import _loop
+    from flopwright.spec.loop import is_loop_document, open_scenario
+
+    files = options.Targets(png, out, trace)
+    files.check()
+    document = open_scenario(scenario, changes or ())
+    plans = search or is_loop_document(document)
+    options.check_together(
+        {
+            "--sweep": (
+                sweep,
+                not plans and not campaign,
+                "leave it out: the search tries lambdas",
+            ),
+            "--campaign": (
+                campaign,
+                not plans,
+                "leave it out, or name a scenario of kind rollout",
+            ),
+            "--max-staleness": (max_staleness, sweep or plans, "add --sweep"),
+            "--time-limit": (time_limit, plans, "add --search"),
+            "--out": (out, plans, "add --search"),
+            "--growth": (growth, campaign, "add --campaign"),
+            "--trace": (trace, not campaign, "leave --campaign out"),
+        }
     )
+    _check_numbers(max_staleness, growth)
+    kept = _loop.Asked(rounds, seed, as_json, _progress)
+    if plans:
+        loop = _loop.loop_asked(document, stop_fraction, max_staleness)
+        limit_s = options.LOOP_TIME_LIMIT_S if time_limit is None else time_limit
+        _loop.plan_loop(loop, kept, files, time_limit_s=limit_s, top=top)
+        return
+    spec = _loop.round_asked(document, stop_fraction)
+    if campaign:
+        _loop.run_campaign(spec, kept, png, growth=8.0 if growth is None else growth)
+    else:
+        _rounds(spec, kept, files, sweep=sweep, max_staleness=max_staleness)
+
+
+def _rounds(
+    spec: RolloutScenario,
+    asked: Any,
+    files: options.Targets,
+    *,
+    sweep: bool,
+    max_staleness: float | None,
+) -> None:
+    """Simulates rounds, prints them and writes the files asked for."""
     from flopwright.simulator.rollouts.rounds import simulate
     from flopwright.simulator.rollouts.sweep import sweep_lambda
-    from flopwright.spec.loop import at_stop_fraction, is_loop, load_loop_scenario
-    from flopwright.spec.rollout import load_rollout_scenario, with_stop_fraction
-
-    _check_files(png, out, trace)
-    check_growth(growth, campaign=campaign)
-    if max_staleness is not None and not (sweep and max_staleness < math.inf):
-        raise InputError(_staleness_rule(max_staleness, sweep=sweep))
-    if search or is_loop(scenario):
-        loop = load_loop_scenario(scenario)
-        if stop_fraction is not None:
-            loop = at_stop_fraction(loop, stop_fraction)
-        plan_loop(
-            loop,
-            rounds=rounds,
-            seed=seed,
-            time_limit_s=time_limit,
-            top=top,
-            out=out,
-            png=png,
-            trace=trace,
-            as_json=as_json,
-            progress=_progress,
-        )
-        return
-    _only_with_search(time_limit, out)
-    spec = load_rollout_scenario(scenario)
-    if stop_fraction is not None:
-        spec = with_stop_fraction(spec, stop_fraction)
-    if campaign:
-        run_campaign(
-            spec,
-            rounds=rounds,
-            growth=8.0 if growth is None else growth,
-            seed=seed,
-            png=png,
-            as_json=as_json,
-            progress=_progress,
-        )
-        return
-    with _progress("rounds", as_json) as advance:
-        report = simulate(spec, rounds, seed, advance)
-    found = None
-    if sweep:
-        with _progress("lambdas", as_json) as advance:
-            found = sweep_lambda(spec, None, rounds, seed, max_staleness, advance)
-    if png is not None or trace is not None:
-        from flopwright.simulator.calibration.files import write_atomically
-        from flopwright.simulator.rollouts.figure import round_png
-
-        record = logged_round(spec, report.seed)
-        if png is not None:
-            picture = round_png(report, found, record, spec.kv_capacity_tokens)
-            write_atomically(png, picture)
-        if trace is not None:
-            write_trace(trace, spec, record)
-    if as_json:
-        typer.echo(json.dumps(_data(report, found)))
-        return
     from flopwright.simulator.rollouts.text import assumption_lines, report_lines, sweep_lines
 
+    with _progress("rounds", asked.as_json) as advance:
+        report = simulate(spec, asked.rounds, asked.seed, advance)
+    found = None
+    if sweep:
+        with _progress("lambdas", asked.as_json) as advance:
+            found = sweep_lambda(spec, None, asked.rounds, asked.seed, max_staleness, advance)
+    _write_round(spec, report, found, files)
+    if asked.as_json:
+        typer.echo(json.dumps(_data(report, found)))
+        return
     lines = report_lines(report) + (["", *sweep_lines(found)] if found is not None else [])
     lines += ["", "assumed:", *(f"  {text}" for text in assumption_lines(report))]
     typer.echo("\n".join(lines))
-    for path in (png, trace):
+    for path in (files.png, files.trace):
         if path is not None:
             typer.echo(f"\nwrote {path}")
 
 
-def _check_files(png: Path | None, out: Path | None, trace: Path | None) -> None:
-    from flopwright.cli._targets import check_file
+def _write_round(spec: RolloutScenario, report: Any, found: Any, files: options.Targets) -> None:
+    if files.png is None and files.trace is None:
+        return
+    from flopwright.cli._loop import logged_round, write_trace
+    from flopwright.simulator.calibration.files import write_atomically
+    from flopwright.simulator.rollouts.figure import round_png
 
-    check_file("--png", png, ".png", "the picture is a PNG")
-    check_file("--out", out, ".yaml", "the plan is YAML")
-    if trace is not None and not trace.name.endswith((".json", ".json.gz")):
-        fix = f"write {trace.with_suffix('.json')}" if trace.name else ""
-        raise InputError(
-            Violation(
-                field="--trace", value=str(trace), rule="a Chrome trace is JSON", nearest_fix=fix
-            )
-        )
-    for flag, path in (("--png", png), ("--out", out), ("--trace", trace)):
-        if path is not None and not path.parent.is_dir():
-            rule = f"no such folder: {path.parent}"
-            raise InputError(Violation(field=flag, value=str(path), rule=rule))
+    record = logged_round(spec, report.seed)
+    if files.png is not None:
+        picture = round_png(report, found, record, spec.kv_capacity_tokens)
+        write_atomically(files.png, picture)
+    if files.trace is not None:
+        write_trace(files.trace, spec, record)
 
 
-def _only_with_search(time_limit: float | None, out: Path | None) -> None:
-    for flag, value in (("--time-limit", time_limit), ("--out", out)):
-        if value is not None:
-            rule = "belongs to a search, and none was asked for"
-            raise InputError(
-                Violation(field=flag, value=str(value), rule=rule, nearest_fix="add --search")
-            )
+def _check_numbers(max_staleness: float | None, growth: float | None) -> None:
+    found = []
+    if max_staleness is not None and not max_staleness < math.inf:
+        rule, fix = "must be a finite number", "leave it out for no bound"
+        value = f"{max_staleness:g}"
+        found.append(Violation(field="--max-staleness", value=value, rule=rule, nearest_fix=fix))
+    if growth is not None and not 0.01 <= growth <= 1000:
+        rule, fix = "must be between 0.01 and 1000", "8 for lengths that grow eightfold"
+        found.append(Violation(field="--growth", value=f"{growth:g}", rule=rule, nearest_fix=fix))
+    if found:
+        raise InputError(found)
 
 
 def _data(report: Any, sweep: Any) -> dict[str, Any]:
@@ -205,11 +173,3 @@ def _progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None] | N
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _staleness_rule(value: float, *, sweep: bool) -> Violation:
-    if sweep:
-        rule, fix = "must be a finite number", "leave it out for no bound"
-    else:
-        rule, fix = "bounds the lambdas of a sweep, and none was asked for", "add --sweep"
-    return Violation(field="--max-staleness", value=f"{value:g}", rule=rule, nearest_fix=fix)

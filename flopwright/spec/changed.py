@@ -114,6 +114,26 @@ def changed_data(
     return made
 
 
+def changed_document(document: Document, values: Values) -> Document:
+    """Returns a document of any kind with values set; names of catalogs are resolved later.
+
+    Raises:
+        InputError: every value whose field lies in something that holds no fields.
+    """
+    data, lines = copy.deepcopy(document.data), dict(document.lines)
+    found: list[Violation] = []
+    for field in sorted(values, key=lambda name: name.count(".")):
+        path: KeyPath = tuple(field.split("."))
+        lines[path] = 0
+        try:
+            _put(data, path, values[field])
+        except InputError as error:
+            found += error.violations
+    if found:
+        raise InputError(found)
+    return Document(data=data, lines=lines, file=document.file)
+
+
 def _resolved(field: str, value: Any, source: Document) -> Any:
     load = _REFERENCES.get(field)
     if load is None or not isinstance(value, str):
@@ -125,6 +145,8 @@ def _resolved(field: str, value: Any, source: Document) -> Any:
 def _put(data: dict[str, Any], path: KeyPath, value: Any) -> None:
     """Sets the field at `path`; what stands on the way and is no record is a violation."""
     parent: Any = data
+    if not isinstance(data, dict):
+        raise InputError(Violation(field=str(path[0]), rule="the file holds no fields"))
     for key in path[:-1]:
         parent = parent.setdefault(key, {})
         if not isinstance(parent, dict):

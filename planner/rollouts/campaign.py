@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import Field
 
 from flopwright.errors import InputError, Violation
-from flopwright.planner.rollouts.outcome import loop_for
+from flopwright.planner.rollouts.simulated import loop_for
 from flopwright.simulator.rollouts.rounds import simulate_rounds
 from flopwright.spec.base import Spec
 from flopwright.spec.rollout import RolloutScenario

@@ -1,12 +1,12 @@
-"""What can be chosen of an RL loop, and the grid of choices that a search starts from."""
+"""What can be chosen of an RL loop: the axes of the search, and the grid that they span."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from flopwright.spec.loop import LayoutKind, LoopScenario, Place
 
@@ -17,6 +17,9 @@ DEFAULT_BOUNDS: Final = (1, 2, 4, 8)
 _SLOT_PARTS: Final = (8, 4, 2)
 _POOL_PARTS: Final = (0.25, 0.5, 0.75)
 OnUpdate = Literal["drop", "keep", "park"]
+Pool = tuple[int, OnUpdate]
+# Axes of which neighbours are tried, in order of size; of the others every value is.
+ORDERED: Final = ("slots", "stop_fraction", "staleness_bound")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,7 @@ class Choice:
         host_pool_bytes: host memory of a node for caches.
         on_update: what becomes of caches when the weights change.
         states: where training states lie while the GPUs generate.
+        elastic: the GPUs that train generate too while they wait (asynchronous loops).
     """
 
     layout: LayoutKind
@@ -44,11 +48,17 @@ class Choice:
     on_update: OnUpdate = "drop"
     states: Place = "hbm"
     throttled: bool = False
+    elastic: bool = False
 
     @property
     def instances(self) -> int:
         """Whole instances that the generating GPUs make."""
         return self.generation_gpus // self.gpus_per_instance
+
+    @property
+    def shape(self) -> Shape:
+        """One instance."""
+        return Shape(self.gpus_per_instance, self.tp, self.ep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,42 +70,126 @@ class Shape:
     ep: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The values of one loop's axes, given the instances that hold its model."""
+
+    loop: LoopScenario
+    shapes: tuple[Shape, ...]
+
+    def structures(self) -> Iterator[Choice]:
+        """Yields layouts with their GPUs and instances, the rest of each at its first value."""
+        for layout, shape in itertools.product(self.layouts, self.shapes):
+            for gpus in _generating(self.loop, layout, shape):
+                bare = Choice(
+                    layout=layout,
+                    generation_gpus=gpus,
+                    gpus_per_instance=shape.gpus,
+                    tp=shape.tp,
+                    ep=shape.ep,
+                )
+                first = {name: values[0] for name, values in self.policy(bare).items()}
+                yield with_values(bare, first)
+
+    @property
+    def layouts(self) -> tuple[LayoutKind, ...]:
+        """Returns the layouts to try."""
+        return self.loop.search.layout or ("colocated",)
+
+    def policy(self, choice: Choice) -> dict[str, tuple[Any, ...]]:
+        """Returns every axis but the structure, with its values for a choice's structure.
+
+        "pool" is two fields of a choice: the size, and what a weight update does.
+        """
+        loop, layout = self.loop, choice.layout
+        return {
+            "slots": _slots(loop, choice.instances),
+            "stop_fraction": _fractions(loop, layout),
+            "staleness_bound": _bounds(loop, layout),
+            "pool": _pools(loop),
+            "states": _states(loop, layout),
+            "throttled": loop.search.throttle or _throttle(loop),
+            "elastic": _elastic(loop, choice),
+        }
+
+    def size(self) -> int:
+        """Returns how many choices there are in all, equal ones counted as often as they come."""
+        return sum(
+            math.prod(len(values) for values in self.policy(one).values())
+            for one in self.structures()
+        )
+
+    def neighbours(self, choice: Choice) -> Iterator[Choice]:
+        """Yields choices that differ in one axis: the next values of ordered ones, all others.
+
+        Of another structure the nearest value of the same policy is taken.
+        """
+        for name, values in self.policy(choice).items():
+            own = value_of(choice, name)
+            near = [v for v in values if v != own]
+            if name in ORDERED and own in values:
+                place = values.index(own)
+                near = list(values[max(0, place - 1) : place + 2])
+            for value in near:
+                if value != own:
+                    yield with_values(choice, {name: value})
+        for other in self.structures():
+            if _one_step(choice, other):
+                yield self.at(other, choice)
+
+    def at(self, structure: Choice, like: Choice) -> Choice:
+        """Returns a structure with the policy of another choice, as near as its axes have it."""
+        values: dict[str, Any] = {}
+        for name, options in self.policy(structure).items():
+            own = value_of(like, name)
+            if own in options:
+                values[name] = own
+            elif name in ORDERED and own is not None and None not in options:
+                # Slots are per instance: the same share of the attempts in flight.
+                aim = own * like.instances / structure.instances if name == "slots" else own
+                values[name] = min(options, key=lambda option: abs(option - aim))
+            else:
+                values[name] = options[0]
+        return with_values(structure, values)
+
+
+def _one_step(a: Choice, b: Choice) -> bool:
+    """Whether two structures differ in one of layout, share and instance."""
+    differ = (a.layout != b.layout, a.generation_gpus != b.generation_gpus, a.shape != b.shape)
+    if a.layout != b.layout and "colocated" in {a.layout, b.layout}:
+        return a.shape == b.shape  # the share of a co-located loop is all
+    return sum(differ) == 1
+
+
+def value_of(choice: Choice, name: str) -> Any:
+    """Returns a choice's value on an axis."""
+    if name == "pool":
+        return choice.host_pool_bytes, choice.on_update
+    return getattr(choice, name)
+
+
+def with_values(choice: Choice, values: dict[str, Any]) -> Choice:
+    """Returns the choice with other values on some axes."""
+    fields = dict(values)
+    if "pool" in fields:
+        fields["host_pool_bytes"], fields["on_update"] = fields.pop("pool")
+    return replace(choice, **fields)
+
+
 def choices(loop: LoopScenario, shapes: tuple[Shape, ...]) -> tuple[Choice, ...]:
     """Returns every point of the grid, each once.
 
     Args:
         shapes: of an instance, each of which holds the model.
     """
-    return tuple(dict.fromkeys(_choices(loop, shapes)))
+    return tuple(dict.fromkeys(_choices(Axes(loop, shapes))))
 
 
-def _choices(loop: LoopScenario, shapes: tuple[Shape, ...]) -> Iterator[Choice]:
-    layouts = loop.search.layout or ("colocated",)
-    for layout, shape in itertools.product(layouts, shapes):
-        for gpus in _generating(loop, layout, shape):
-            axes = itertools.product(
-                _slots(loop, gpus // shape.gpus),
-                _fractions(loop, layout),
-                _bounds(loop, layout),
-                _pools(loop),
-                _states(loop, layout),
-                loop.search.throttle or _throttle(loop),
-            )
-            for slots, fraction, bound, (pool, on_update), states, throttled in axes:
-                yield Choice(
-                    layout=layout,
-                    generation_gpus=gpus,
-                    gpus_per_instance=shape.gpus,
-                    tp=shape.tp,
-                    ep=shape.ep,
-                    slots=slots,
-                    stop_fraction=fraction,
-                    staleness_bound=bound,
-                    host_pool_bytes=pool,
-                    on_update=on_update,
-                    states=states,
-                    throttled=throttled,
-                )
+def _choices(axes: Axes) -> Iterator[Choice]:
+    for structure in axes.structures():
+        policy = axes.policy(structure)
+        for values in itertools.product(*policy.values()):
+            yield with_values(structure, dict(zip(policy, values, strict=True)))
 
 
 def _generating(loop: LoopScenario, layout: LayoutKind, shape: Shape) -> tuple[int, ...]:
@@ -120,8 +214,8 @@ def _slots(loop: LoopScenario, instances: int) -> tuple[int, ...]:
     if not can_run_short(loop):
         return (own or 0,)
     share = -(-loop.rollout.num_attempts // instances)
-    found = {0, *(max(1, share // part) for part in _SLOT_PARTS)}
-    return tuple(sorted(found | ({own} if own else set())))
+    found = {*(max(1, share // part) for part in _SLOT_PARTS)} | ({own} if own else set())
+    return (0, *sorted(found, reverse=True))
 
 
 def can_run_short(loop: LoopScenario) -> bool:
@@ -148,7 +242,7 @@ def _bounds(loop: LoopScenario, layout: LayoutKind) -> tuple[int | None, ...]:
     return loop.search.staleness_bound or DEFAULT_BOUNDS
 
 
-def _pools(loop: LoopScenario) -> tuple[tuple[int, OnUpdate], ...]:
+def _pools(loop: LoopScenario) -> tuple[Pool, ...]:
     """Returns sizes of the pool in a node's memory, each with what a weight update does.
 
     Caches can only be parked where there is a pool; without one they are dropped, or kept as
@@ -160,7 +254,7 @@ def _pools(loop: LoopScenario) -> tuple[tuple[int, OnUpdate], ...]:
     free = cluster.node.host_bytes - loop.hosts.reserved_bytes
     sizes = loop.search.host_pool or (0, *(int(free * part) for part in _POOL_PARTS if free > 0))
     without: OnUpdate = "drop" if own == "park" else own
-    found: list[tuple[int, OnUpdate]] = []
+    found: list[Pool] = []
     for size in sizes:
         found += [(size, "drop"), (size, "park")] if size else [(0, without)]
     return tuple(found)
@@ -177,6 +271,14 @@ def _states(loop: LoopScenario, layout: LayoutKind) -> tuple[Place, ...]:
 
 def _throttle(loop: LoopScenario) -> tuple[bool, ...]:
     return (False, True) if can_run_short(loop) else (False,)
+
+
+def _elastic(loop: LoopScenario, choice: Choice) -> tuple[bool, ...]:
+    """Returns whether to lend: where what trains makes at least one instance."""
+    training = loop.num_gpus - choice.generation_gpus
+    if choice.layout != "async" or training < choice.gpus_per_instance:
+        return (False,)
+    return loop.search.elastic or (False, True)
 
 
 def own_shape(loop: LoopScenario) -> Shape:

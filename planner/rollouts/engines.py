@@ -18,7 +18,8 @@ from flopwright.simulator.rollouts.engine.weights import (
 )
 from flopwright.simulator.rollouts.weight_sync import sync_time
 from flopwright.spec.cluster import ClusterSpec
-from flopwright.spec.loop import LoopScenario, Serving
+from flopwright.spec.loop import LoopScenario
+from flopwright.spec.loop_parts import Serving
 from flopwright.spec.rollouts.engine import EngineModel
 from flopwright.spec.rollouts.engine_served import EngineShape, ServedModel
 from flopwright.spec.rollouts.weight_sync import WeightSyncPlan

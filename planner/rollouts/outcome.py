@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
@@ -12,18 +11,14 @@ from pydantic import Field, NonNegativeFloat
 from flopwright.planner.rollouts.candidate import Candidate
 from flopwright.planner.rollouts.choices import Choice
 from flopwright.planner.rollouts.relaxed import relaxed
+from flopwright.planner.rollouts.simulated import Fidelity, Simulations, loop_for
 from flopwright.planner.rollouts.streamed import streamed
 from flopwright.report.metrics import RoundMetrics
-from flopwright.simulator.rollouts.drivers import Kind
-from flopwright.simulator.rollouts.record import RoundRecord
-from flopwright.simulator.rollouts.report import RoundReport, round_report, warmup_rounds
-from flopwright.simulator.rollouts.rounds import simulate_rounds
+from flopwright.simulator.rollouts.report import RoundReport
 from flopwright.spec.base import Spec
 from flopwright.spec.loop import LoopScenario
-from flopwright.spec.rollout import RolloutScenario
 
 _HOUR_S: Final = 3600.0
-_MANY_ATTEMPTS: Final = 5000  # over all rounds of one simulation
 
 
 class Outcome(Spec):
@@ -34,6 +29,7 @@ class Outcome(Spec):
         mean_staleness: policy versions behind when trained on, for want of newer weights.
         iteration: of the loop: where phases overlap, `time_s` has what is seen of each.
         gpus: of both phases and of a judge; gpu_hours, usd: of one iteration.
+        lent_share: of the time, in which GPUs that train generate (elastic split).
         report: the rounds as they were simulated, phases one after the other; an asynchronous
             loop has no rounds.
     """
@@ -45,6 +41,7 @@ class Outcome(Spec):
     gpu_hours: NonNegativeFloat
     usd: float | None = None
     kv_use: float | None = None
+    lent_share: float = 0.0
     report: RoundReport | None = Field(default=None, repr=False)
 
     @property
@@ -53,7 +50,9 @@ class Outcome(Spec):
         return self.attempts_per_s / self.gpus
 
 
-def outcome(loop: LoopScenario, candidate: Candidate, rounds: int, seed: int) -> Outcome:
+def outcome(
+    loop: LoopScenario, candidate: Candidate, fidelity: Fidelity, known: Simulations
+) -> Outcome:
     """Returns what a candidate does over steady rounds, after their warm-up.
 
     Raises:
@@ -62,24 +61,18 @@ def outcome(loop: LoopScenario, candidate: Candidate, rounds: int, seed: int) ->
     scenario, choice = candidate.scenario, candidate.choice
     assert scenario is not None
     if choice.layout == "async":
-        steady, rate, staleness = streamed(scenario, choice, seed)
-        return _priced(loop, candidate, steady, rate, staleness, None)
-    warm = warmup_rounds(scenario.fraction)
-    records = simulate_rounds(
-        scenario, warm + rounds, seed, loop=loop_for(scenario, warm + rounds)
-    )
-    report = round_report(scenario, records[warm:], warmup=warm, seed=seed)
+        rounds = fidelity.rounds
+        kind = loop_for(scenario, rounds * ((choice.staleness_bound or 0) + 2))
+        found = streamed(candidate, rounds, known.seed, kind)
+        known.runs[fidelity.short] += 1
+        rate, staleness = found.attempts_per_s, found.mean_staleness
+        return _priced(loop, candidate, found.steady, rate, staleness, None, found.lent_share)
+    report, metrics = known.steady(scenario, fidelity)
     steady, rate, staleness = report.steady, report.attempts_per_s, report.mean_staleness
     if choice.layout == "one_step_off":
-        steady, rate = _overlapped(report, records[warm - 1 :])
+        steady, rate = _overlapped(report, metrics)
         staleness += 1.0
     return _priced(loop, candidate, steady, rate, staleness, report)
-
-
-def loop_for(scenario: RolloutScenario, rounds: int) -> Kind:
-    """Returns which event loop runs: a search runs many rounds, so the compiled one pays early."""
-    many = scenario.num_attempts * rounds >= _MANY_ATTEMPTS
-    return "compiled" if many and find_spec("numba") is not None else "auto"
 
 
 def _priced(
@@ -89,6 +82,7 @@ def _priced(
     rate: float,
     staleness: float,
     report: RoundReport | None,
+    lent_share: float = 0.0,
 ) -> Outcome:
     gpus = gpus_of(loop, candidate)
     gpu_hours = gpus * steady.round_time_s / _HOUR_S
@@ -104,6 +98,7 @@ def _priced(
         usd=None if price is None else price * gpu_hours,
         kv_use=None if not capacity else steady.kv_peak_tokens / capacity,
         report=report,
+        lent_share=lent_share,
     )
 
 
@@ -115,15 +110,17 @@ def gpus_of(loop: LoopScenario, candidate: Candidate) -> int:
     return candidate.choice.generation_gpus + candidate.update.gpus + judge
 
 
-def _overlapped(report: RoundReport, records: Sequence[RoundRecord]) -> tuple[RoundMetrics, float]:
+def _overlapped(
+    report: RoundReport, metrics: Sequence[RoundMetrics]
+) -> tuple[RoundMetrics, float]:
     """Returns the mean iteration where a batch is trained on while the next is generated.
 
     Each takes the longer of its generation and of the update on the batch before, then the
-    weights go over. `records` begin one round before the kept ones.
+    weights go over. `metrics` begin one round before the kept ones.
     """
-    generation = np.array([r.metrics.time_s["generation"] for r in records])
-    update = np.array([r.metrics.time_s["update"] for r in records])
-    rest = np.array([r.metrics.round_time_s for r in records]) - generation - update
+    generation = np.array([m.time_s["generation"] for m in metrics])
+    update = np.array([m.time_s["update"] for m in metrics])
+    rest = np.array([m.round_time_s for m in metrics]) - generation - update
     seen = np.maximum(generation[1:] - update[:-1], 0.0)
     seconds = seen + update[:-1] + rest[1:]
     time_s = dict(report.steady.time_s)
@@ -136,7 +133,7 @@ def _overlapped(report: RoundReport, records: Sequence[RoundRecord]) -> tuple[Ro
             "tokens_per_s": report.steady.generated_tokens / mean_s if mean_s > 0 else 0.0,
         }
     )
-    completed = sum(r.metrics.completed for r in records[1:])
+    completed = sum(m.completed for m in metrics[1:])
     total = float(seconds.sum())
     return steady, completed / total if total > 0 else float("inf")
 
@@ -145,8 +142,8 @@ def binding(
     loop: LoopScenario,
     candidate: Candidate,
     found: Outcome,
-    rounds: int,
-    seed: int,
+    fidelity: Fidelity,
+    known: Simulations,
     time_is_up: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Returns by how much faster the loop would be without each thing, the most binding first.
@@ -168,7 +165,7 @@ def binding(
             violations=(),
             most=0.0,
         )
-        rate = outcome(loop, other, rounds, seed).attempts_per_s
+        rate = outcome(loop, other, fidelity, known).attempts_per_s
         gains[name] = rate / found.attempts_per_s - 1
     return dict(sorted(gains.items(), key=lambda pair: -pair[1]))
 
@@ -191,4 +188,6 @@ def words(choice: Choice) -> str:
         parts.append(f"states in {choice.states}")
     if choice.throttled:
         parts.append("throttled")
+    if choice.elastic:
+        parts.append("elastic")
     return ", ".join(parts)

@@ -36,6 +36,23 @@ class InfeasibleLoop(Spec):
     violations: tuple[Violation, ...]
 
 
+class Coverage(Spec):
+    """What a search from coarse to fine looked at.
+
+    Attributes:
+        structures: layouts with their GPUs and instances; each was bounded.
+        bounded: choices with a bound of their own; screened: those with a short simulation.
+        settled: no choice that differs from the best in one axis is better.
+        gap: by how much the fastest choice that was not simulated could be faster at most.
+    """
+
+    structures: int
+    bounded: int
+    screened: int
+    settled: bool
+    gap: float
+
+
 class LoopResult(Spec):
     """The outcome of a search.
 
@@ -57,6 +74,7 @@ class LoopResult(Spec):
     ruled_out: int
     left: int
     seconds: float
+    coverage: Coverage | None = None
     ranked: tuple[RankedLoop, ...] = ()
     front: tuple[RankedLoop, ...] = ()
     infeasible: tuple[InfeasibleLoop, ...] = ()
@@ -66,7 +84,7 @@ class LoopResult(Spec):
     @property
     def complete(self) -> bool:
         """Whether every candidate was simulated or ruled out: the best is the best."""
-        return self.left == 0
+        return self.left == 0 and (self.coverage is None or self.coverage.gap <= 0)
 
     @property
     def best(self) -> RankedLoop | None:

@@ -39,7 +39,26 @@ def _counts(result: LoopResult) -> str:
     )
     if result.left:
         text += f"; {result.left:,} NOT looked at: the time was up"
-    return text
+    return text + _covered(result)
+
+
+def _covered(result: LoopResult) -> str:
+    """Returns what a search from coarse to fine looked at, and what may be left."""
+    cover = result.coverage
+    if cover is None:
+        return ""
+    text = (
+        f"\n  from coarse to fine: {plural(cover.structures, 'structure')} and "
+        f"{plural(cover.bounded, 'choice')} bounded in closed form, {cover.screened:,} looked at "
+        "for a round"
+    )
+    if cover.settled:
+        text += "; no neighbour of the best is better"
+    else:
+        text += "; the time was up before every neighbour of the best was looked at"
+    if not cover.gap:
+        return f"{text}; nothing else can be faster"
+    return f"{text}; no other choice can be more than {cover.gap:.0%} faster"
 
 
 def _best_lines(best: RankedLoop) -> list[str]:
@@ -50,6 +69,7 @@ def _best_lines(best: RankedLoop) -> list[str]:
         f"  generates          {plan.generation.gpus} GPUs: {plan.generation.label()}",
         f"  trains             {_update_words(plan)}",
         f"  hands over         {_hand_over_words(plan)}",
+        *_lent_lines(best),
         f"iteration            {show_seconds(iteration.round_time_s):>10}"
         f"   {out.gpu_hours:,.1f} GPU-hours{_money(out.usd)}",
     ]
@@ -95,6 +115,17 @@ def _hand_over_words(plan: LoopPlan) -> str:
     where = f"training states wait in {PLACE_WORDS[over.states]}"
     out, back = show_seconds(over.to_update_s), show_seconds(over.to_generation_s)
     return f"{where}; {out} to the update, {back} back; {sync}"
+
+
+def _lent_lines(best: RankedLoop) -> list[str]:
+    over = best.plan.hand_over
+    if not over.lent_gpus:
+        return []
+    return [
+        f"  lends              {over.lent_gpus} GPUs that train generate while they wait, "
+        f"{best.outcome.lent_share:.0%} of the time; {show_seconds(over.lend_s)} until they do, "
+        f"{show_seconds(over.give_back_s)} back"
+    ]
 
 
 def _cache_words(best: RankedLoop) -> str:

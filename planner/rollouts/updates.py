@@ -11,14 +11,19 @@ import numpy as np
 from flopwright.errors import InputError, Violation
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.rollout import stop_count
+from flopwright.planner.ranking import best_of_each_layout, layout_ids, order
 from flopwright.planner.rollouts.bounds import acting_tokens
-from flopwright.planner.search import search
-from flopwright.report.metrics import Prediction
+from flopwright.planner.search import price
+from flopwright.planner.space import legal_candidates
 from flopwright.simulator.accuracy.named_stacks import scenario_calibration
 from flopwright.simulator.rollouts.lengths import Ints
 from flopwright.simulator.rollouts.update import update_times
+from flopwright.simulator.training.candidates import Candidates
+from flopwright.simulator.training.evaluate import evaluate
 from flopwright.spec.cluster import ClusterSpec
-from flopwright.spec.loop import LoopScenario, Training, nodes_of
+from flopwright.spec.flops import model_flops_per_token
+from flopwright.spec.loop import LoopScenario, nodes_of
+from flopwright.spec.loop_parts import Training
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.rollouts.layout import UpdatePhase
 from flopwright.spec.scenario import Scenario
@@ -26,7 +31,7 @@ from flopwright.spec.workload import LearningRate, Workload
 from flopwright.units import show_bytes
 
 # Splits of the update kept for every number of GPUs; the fastest that the memory holds is taken.
-_KEPT: Final = 3
+_KEPT: Final = 5
 _STATES: Final = ("weights", "gradients", "optimizer_state")
 UpdateOf = Callable[[int], "UpdateOption"]
 
@@ -80,33 +85,30 @@ def update_option(loop: LoopScenario, gpus: int) -> UpdateOption:
     return _searched(loop, train, train.model, gpus)
 
 
+def least_update(loop: LoopScenario, gpus: int) -> UpdateOption:
+    """Returns an update that no split beats, for a bound: every GPU at its peak, no memory.
+
+    A scenario that states its update has that one.
+    """
+    train = loop.train
+    if train is None or train.model is None:
+        return update_option(loop, gpus)
+    assert loop.cluster is not None
+    peak = max(loop.cluster.node.gpu.peak_flops_per_s.values()) * gpus
+    passes = 1 + train.ptx_share + len(train.log_prob) / 3
+    flops = model_flops_per_token(train.model, 1, "params_only") * passes
+    return UpdateOption(gpus=gpus, parallel=None, fixed_s=0.0, per_token_s=flops / peak)
+
+
 def _searched(loop: LoopScenario, train: Training, model: ModelSpec, gpus: int) -> UpdateOption:
     """Returns the best split by the training search, priced on sequences of the loop's lengths."""
     assert loop.cluster is not None
     tokens = trained_tokens(loop)
     scenario = update_scenario(loop, train, model, gpus, int(tokens.sum()))
-    calibration = scenario_calibration(scenario)
-    found = search(scenario, calibration, top_k=_KEPT)
-    if not found.ranked:
-        lacking = min((p for p in found.infeasible), key=lambda p: p.missing_bytes, default=None)
-        nearest = (
-            ""
-            if lacking is None
-            else (f"{lacking.plan.label()} lacks {show_bytes(lacking.missing_bytes)} a GPU")
-        )
-        raise InputError(
-            Violation(
-                field="update.gpus",
-                value=str(gpus),
-                rule="no split of the update fits these GPUs",
-                limit=nearest,
-                nearest_fix="train on more GPUs, or allow offloads in train.search",
-            )
-        )
     options, refused = [], None
-    for ranked in found.ranked:
+    for plan in _best_splits(scenario):
         try:
-            options.append(_priced(loop, train, model, ranked.plan, ranked.prediction, tokens))
+            options.append(_priced(loop, train, model, plan, tokens))
         except InputError as error:  # a rule that holds for the batch but not for its pieces
             refused = refused or error
     if not options:
@@ -114,6 +116,36 @@ def _searched(loop: LoopScenario, train: Training, model: ModelSpec, gpus: int) 
         raise refused
     mean = float(tokens.sum())
     return min(options, key=lambda o: o.fixed_s + o.per_token_s * mean)
+
+
+def _best_splits(scenario: Scenario) -> list[ParallelPlan]:
+    """Returns the splits that are fastest by their bound, the best of each of a few layouts.
+
+    The bound is a closed form (docs/search.md); which of the few is best is decided on the
+    lengths of the loop.
+
+    Raises:
+        InputError: none fits, with what the nearest lacks.
+    """
+    candidates = legal_candidates(scenario)
+    priced = price(scenario, candidates, scenario_calibration(scenario))
+    if not priced.fits.any():
+        nearest = int(np.argmin(priced.peak_bytes))
+        lacking = int(priced.peak_bytes[nearest]) - scenario.cluster.node.gpu.hbm_bytes
+        short = f"lacks {show_bytes(lacking)} a GPU" if lacking > 0 else "lacks host memory"
+        raise InputError(
+            Violation(
+                field="update.gpus",
+                value=str(scenario.cluster.num_gpus),
+                rule="no split of the update fits these GPUs",
+                limit=f"{candidates.plan(nearest).label()} {short}",
+                nearest_fix="train on more GPUs, or allow offloads in train.search",
+            )
+        )
+    ordered = order(priced, scenario)
+    ordered = ordered[priced.fits[ordered]]
+    best = best_of_each_layout(ordered, layout_ids(candidates))[:_KEPT]
+    return [candidates.plan(int(index)) for index in best]
 
 
 def update_scenario(
@@ -172,7 +204,6 @@ def _priced(
     train: Training,
     model: ModelSpec,
     plan: ParallelPlan,
-    prediction: Prediction,
     tokens: Ints,
 ) -> UpdateOption:
     assert loop.cluster is not None
@@ -192,36 +223,25 @@ def _priced(
     seconds = whole.update_s + whole.log_prob_s
     per_token_s = max(0.0, seconds - half.update_s - half.log_prob_s) / more if more else 0.0
     per_token_s = min(per_token_s, seconds / float(tokens.sum()))
-    fullest = max(prediction.metrics.memory_bytes, key=lambda m: sum(m.values()))
-    states = max(
-        sum(stage.get(name, 0) for name in _STATES) for stage in prediction.metrics.memory_bytes
-    )
+    scenario = update_scenario(loop, train, model, plan.world_size, int(tokens.sum()))
+    held = evaluate(scenario, Candidates.from_plans((plan,)), scenario_calibration(scenario))
+    zero = np.zeros((1, 1))
+    states = sum((held.memory_bytes.get(name, zero)[:, 0] for name in _STATES), zero[:, 0])
+    light = plan.model_copy(update={"activation_offload": False})
     return UpdateOption(
         gpus=plan.world_size,
         parallel=plan,
         fixed_s=seconds - per_token_s * float(tokens.sum()),
         per_token_s=per_token_s,
-        state_bytes=states,
-        peak_bytes=sum(fullest.values()),
-        host_bytes=host_bytes(loop, train, model, plan, int(tokens.sum())),
-        host_states_bytes=host_bytes(
-            loop,
-            train,
-            model,
-            plan.model_copy(update={"activation_offload": False}),
-            int(tokens.sum()),
-        ),
+        state_bytes=int(states.max()),
+        peak_bytes=int(held.peak_bytes[0]),
+        host_bytes=int(held.host_bytes[0]),
+        host_states_bytes=host_bytes(scenario, light),
         assumptions=whole.assumptions,
     )
 
 
-def host_bytes(
-    loop: LoopScenario, train: Training, model: ModelSpec, plan: ParallelPlan, tokens: int
-) -> int:
+def host_bytes(scenario: Scenario, plan: ParallelPlan) -> int:
     """Returns what a split keeps in the memory of a node."""
-    from flopwright.simulator.training.candidates import Candidates
-    from flopwright.simulator.training.evaluate import evaluate
-
-    scenario = update_scenario(loop, train, model, plan.world_size, tokens)
     found = evaluate(scenario, Candidates.from_plans((plan,)), scenario_calibration(scenario))
     return int(found.host_bytes[0])

@@ -131,11 +131,62 @@ def test_the_engine_may_be_left_out_only_where_serve_says_what_generates():
 
 def test_the_page_names_every_option_scenario_and_axis():
     page = PAGE.read_text(encoding="utf-8")
-    source = (Path(__file__).parents[3] / "flopwright/cli/rollouts.py").read_text("utf-8")
-    options = set(re.findall(r'"(--[a-z-]+)"', source)) | {"--rounds", "--seed", "--max-staleness"}
-    assert options - {"--no-search"} <= set(re.findall(r"--[a-z-]+", page))
+    cli = Path(__file__).parents[3] / "flopwright/cli/_rollout_options.py"
+    options = set(re.findall(r'"(--[a-z-]+)"', cli.read_text("utf-8")))
+    assert len(options) > 12
+    assert options <= set(re.findall(r"--[a-z-]+", page))
     for name in catalog_names(ROLLOUT_CATALOG):
         assert name in page
     search = load_loop_scenario(LOOPS[0]).search
     for field, info in type(search).model_fields.items():
         assert (info.alias or field) in page
+
+
+def test_fields_are_changed_for_rounds_and_loops(capsys, tmp_path):
+    file = tmp_path / "split.yaml"
+    file.write_text(SPLIT)
+    changes = ["--set", "rollout.prompts=8", "--set", "search.layout=[async]"]
+    changes += ["--set", "search.elastic=[true]", "--set", "search.staleness_bound=[0, 1]"]
+    code, out, _ = run(capsys, str(file), *changes, "--json")
+    assert code == 0
+    data = json.loads(out)
+    assert {r["plan"]["layout"] for r in data["ranked"]} == {"async"}
+    assert {r["outcome"]["iteration"]["completed"] for r in data["ranked"]} == {16}
+    assert all("elastic" in r["words"] for r in data["ranked"])
+    assert all(r["plan"]["hand_over"]["lent_gpus"] == 4 for r in data["ranked"])
+    args = (SMALL, "--rounds", "1", "--set", "prompts=4", "--set", "lengths.mean=50", "--json")
+    code, out, _ = run(capsys, *args)
+    assert code == 0
+    assert json.loads(out)["report"]["attempts_in_flight"] == 16
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--set", "promts=4"], "prompts"),
+        (["--set", "lengths.mean=-3"], "lengths.mean"),
+        (["--set", "name.first=x"], "holds no fields"),
+        (["--set", "prompts"], "FIELD=VALUE"),
+        (["--campaign", "--search"], "name a round"),
+        (["--search", "--sweep"], "leave it out"),
+        (["--campaign", "--trace", "t.json"], "leave --campaign out"),
+    ],
+)
+def test_wrong_changes_and_options_that_change_nothing_are_told(capsys, args, words):
+    code, _, err = run(capsys, SMALL, *args)
+    assert code == 2
+    assert words in err
+
+
+def test_all_that_is_wrong_with_the_options_is_told_at_once(capsys):
+    code, _, err = run(capsys, SMALL, "--out", "p.yaml", "--time-limit", "3", "--growth", "2")
+    assert code == 2
+    assert all(flag in err for flag in ("--out", "--time-limit", "--growth"))
+
+
+def test_a_bound_on_staleness_holds_for_a_loop_too(capsys, tmp_path):
+    file = tmp_path / "split.yaml"
+    file.write_text(SPLIT)
+    code, out, _ = run(capsys, str(file), "--max-staleness", "0.3", "--json")
+    assert code == 0
+    assert all(r["outcome"]["mean_staleness"] <= 0.3 for r in json.loads(out)["ranked"])

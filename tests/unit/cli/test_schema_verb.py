@@ -25,7 +25,7 @@ from flopwright.spec.load import (
     load_scenario,
     make_plan_file,
 )
-from flopwright.spec.loop import is_loop
+from flopwright.spec.loop import SERVED_CATALOG, is_loop
 from flopwright.spec.model import GqaAttention
 from flopwright.spec.rollout import ROLLOUT_CATALOG, ParetoLengths
 
@@ -73,6 +73,25 @@ def test_every_file_that_ships_is_valid(capsys: pytest.CaptureFixture[str], kind
     assert paths
     problems = {path.name: _problems(schema, _read(path)) for path in paths}
     assert {name: found for name, found in problems.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "paths"),
+    [
+        ("loop", [p for p in sorted(ROLLOUT_CATALOG.glob("*.yaml")) if is_loop(p)]),
+        ("experiment", sorted((SCENARIO_CATALOG / "published_rl").glob("*.yaml"))[::9]),
+        ("served", sorted(SERVED_CATALOG.glob("*.yaml"))),
+        ("engine", sorted((GPU_CATALOG.parent / "engines").glob("*.yaml"))),
+    ],
+)
+def test_files_of_rl_are_valid_and_misspelt_ones_are_not(
+    capsys: pytest.CaptureFixture[str], kind: str, paths: list[Path]
+) -> None:
+    schema = _schema(capsys, kind)
+    assert len(paths) > 2
+    problems = {path.name: _problems(schema, _read(path)) for path in paths}
+    assert {name: found for name, found in problems.items() if found} == {}
+    assert any("nmae" in p for p in _problems(schema, _read(paths[0]) | {"nmae": "x"}))
 
 
 @pytest.mark.parametrize("name", [MINI, K2])

@@ -1,0 +1,95 @@
+"""The search of grids that are too large to be simulated whole, against simulating them whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from flopwright.planner.rollouts.choices import Axes, choices, own_shape
+from flopwright.planner.rollouts.search import search_loop
+from flopwright.planner.rollouts.text import search_lines
+from flopwright.spec.loop import LoopScenario
+
+SPACE = {
+    "layout": ["colocated", "disaggregated", "one_step_off", "async"],
+    "generation_share": [0.25, 0.5, 0.75],
+    "lambda": [0.5, 0.8, 1],
+    "staleness_bound": [1, 2],
+    "slots": [0, 6, 3],
+    "throttle": [False, True],
+    "elastic": [False, True],
+}
+
+
+def _loop(seconds: float, mean: int) -> LoopScenario:
+    rollout = {
+        "name": "t",
+        "prompts": 24,
+        "samples_per_prompt": 2,
+        "lengths": {"kind": "lognormal", "mean": mean, "sigma": 0.8, "cap": 1000},
+        "decode": {"per_step": "10 ms", "per_attempt": "200 us"},
+        "instances": 4,
+        "kv": {"per_token": "1 KiB", "capacity": "2 MiB"},
+        "prefill": {"per_token": 1e-4},
+        "rounds": 3,
+        "goals": {"max_mean_staleness": 2},
+    }
+    train = {"gpu_s_per_token": seconds, "fixed": "1 s"}
+    data = {"name": "t", "rollout": rollout, "gpus": 4, "train": train, "search": SPACE}
+    return LoopScenario.model_validate(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "mean"), [(0.0002, 120), (0.004, 120), (0.001, 300)])
+def test_it_finds_what_simulating_everything_finds_to_a_few_percent(seconds, mean):
+    loop = _loop(seconds, mean)
+    whole = search_loop(loop, zoom=False, whole_up_to=10_000)
+    fast = search_loop(loop, zoom=False, whole_up_to=0)
+    assert whole.complete
+    assert whole.coverage is None
+    assert fast.best.outcome.attempts_per_s >= 0.97 * whole.best.outcome.attempts_per_s
+    assert fast.simulated < 0.5 * whole.simulated
+    # What was not simulated is no faster than the bound that is told says.
+    assert whole.best.outcome.attempts_per_s <= fast.best.outcome.attempts_per_s * (
+        1 + fast.coverage.gap + 1e-9
+    )
+    assert fast.candidates == len(choices(loop, (own_shape(loop),)))
+    for ranked in fast.front:
+        faster = [
+            w for w in whole.front if w.outcome.mean_staleness <= ranked.outcome.mean_staleness
+        ]
+        assert all(
+            ranked.outcome.attempts_per_s >= 0.9 * w.outcome.attempts_per_s for w in faster
+        )
+
+
+def test_the_report_says_what_was_covered():
+    found = search_loop(_loop(0.001, 60), rounds=1, zoom=False, whole_up_to=0)
+    text = "\n".join(search_lines(found))
+    assert "from coarse to fine" in text
+    assert "no neighbour of the best is better" in text
+    assert found.coverage.settled
+
+
+def test_time_that_ends_is_told_here_too():
+    found = search_loop(_loop(0.001, 60), rounds=1, whole_up_to=0, time_limit_s=0.0)
+    assert not found.coverage.settled
+    assert "the time was up" in "\n".join(search_lines(found))
+    assert found.best is not None
+
+
+def test_neighbours_differ_in_one_axis_and_cover_every_axis():
+    loop = _loop(0.001, 60)
+    axes = Axes(loop, (own_shape(loop),))
+    every = set(choices(loop, axes.shapes))
+    names = ("layout", "generation_gpus", "slots", "stop_fraction", "staleness_bound")
+    names += ("throttled", "elastic")
+    seen = set()
+    for choice in every:
+        for other in axes.neighbours(choice):
+            assert other in every
+            differ = {n for n in names if getattr(choice, n) != getattr(other, n)}
+            assert differ
+            if "layout" not in differ:
+                assert len(differ - {"elastic"}) <= 1
+            seen |= differ
+    assert seen == set(names)
