@@ -31,13 +31,19 @@ class StoredTensor:
     shape: tuple[int, ...]
     end: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its data."""
+        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Tensors by name, and the free text beside them."""
+    """Tensors by name, and the free text beside them; the data begin at byte `start`."""
 
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
+    start: int
 
 
 def _bad(path: Path, rule: str, tensor: str = "", value: str = "", limit: str = "") -> InputError:
@@ -80,7 +86,7 @@ def read_header(path: Path) -> Header:
     metadata = raw.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _bad(path, "its metadata is not text")
-    return Header(_tensors(path, raw, size - 8 - length), metadata)
+    return Header(_tensors(path, raw, size - 8 - length), metadata, 8 + length)
 
 
 def _tensors(path: Path, raw: dict[str, Any], data_bytes: int) -> dict[str, StoredTensor]:

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from flopwright.errors import InputError, Violation
+from flopwright.errors import InputError
+from flopwright.models.formats.codecs import check_finite, decode
+from flopwright.models.formats.quantization_config import layout_of
+from flopwright.models.formats.stored import Span, StoredWeight, spans_of, stored_weights
+from flopwright.models.hf.check import check_weights, full_name
 from flopwright.models.hf.config import CONFIG_FILE, model_from_hf_config
-from flopwright.models.hf.fields import MAX_CONFIG_BYTES, read_json
-from flopwright.models.hf.header import WEIGHT_DTYPES, Header, read_header
-from flopwright.models.hf.names import Stored, is_derived, stored_tensors
-from flopwright.models.hf.write import CRC_KEY, INDEX_FILE, tensor_crc32
+from flopwright.models.hf.fields import read_json
+from flopwright.models.hf.files import problem, raise_all, read_headers
+from flopwright.models.hf.names import Stored, stored_tensors
+from flopwright.models.hf.write import tensor_crc32
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import layer_parameters
-
-SINGLE_FILE: Final = "model.safetensors"
-MAX_INDEX_BYTES: Final = 500_000_000  # a trillion parameters take 70,000 names, 7 MB
-_SHOWN: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a stored tensor lies: the file, its name in there, its crc32 if one is recorded."""
-
-    file: Path
-    name: str
-    crc32: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,176 +31,60 @@ class Checkpoint:
 
     folder: Path
     spec: ModelSpec
-    places: Mapping[str, Place]
+    places: Mapping[str, StoredWeight]
 
 
 def open_checkpoint(folder: Path, spec: ModelSpec | None = None) -> Checkpoint:
     """Returns a checkpoint after checking all of it but the tensors' values.
 
     Args:
-        folder: config.json beside `model.safetensors`, or beside shards with their index.
+        folder: config.json beside `model.safetensors`, or beside shards with their index;
+            weights plain, or in a format of `models/formats`.
         spec: the model it must hold; by default the one its config.json describes.
 
     Raises:
         InputError: a missing, corrupt or truncated file; a tensor that is missing, unexpected,
-            of a wrong shape or of a dtype that is no weight; each with file and tensor.
+            of a wrong shape or of a dtype that is no weight; scales that are missing or do not
+            fit; each with file and tensor.
     """
     config_file = folder / CONFIG_FILE
     if spec is None:
         spec = model_from_hf_config(config_file)
-    extra = 0
-    if config_file.is_file():
-        extra = _extra_layers(read_json(config_file))
-    headers, index = _headers(folder)
-    places: dict[str, Place] = {}
-    problems: list[Violation] = []
-    expected = {s.name: s for s in stored_tensors(spec)}
-    for path, header in headers.items():
-        sums = _crc32s(path, header)
-        for name, tensor in header.tensors.items():
-            full = _full_name(name, spec)
-            if full not in expected:
-                if not _ignored(full, spec, extra):
-                    problems.append(_unexpected(path, name))
-                if full != "lm_head.weight":
-                    continue
-            elif tensor.shape != expected[full].shape:
-                shapes = (str(list(tensor.shape)), str(list(expected[full].shape)))
-                problems.append(_problem(path, name, "wrong shape", shapes[0], shapes[1]))
-            if tensor.dtype not in WEIGHT_DTYPES:
-                rule = "this dtype cannot be read as weights"
-                problems.append(_problem(path, name, rule, tensor.dtype, ", ".join(WEIGHT_DTYPES)))
-            if full in places:
-                problems.append(_problem(path, name, f"also in {places[full].file.name}"))
-            places[full] = Place(path, name, sums.get(name))
-    for name in expected:
-        if name not in places:
-            where = index.get(name) or index.get(name.removeprefix("transformer."))
-            problems.append(_problem(where or folder, name, "the tensor is missing"))
-    _raise(problems)
-    return Checkpoint(folder, spec, places)
-
-
-def _problem(path: Path, tensor: str, rule: str, value: str = "", limit: str = "") -> Violation:
-    return Violation(file=str(path), field=tensor, rule=rule, value=value, limit=limit)
-
-
-def _unexpected(path: Path, name: str) -> Violation:
-    fix = "dequantize the checkpoint first" if name.endswith(("_scale_inv", "_scale")) else ""
-    rule = "unexpected tensor: the model has none of this name"
-    return Violation(file=str(path), field=name, rule=rule, nearest_fix=fix)
-
-
-def _raise(problems: list[Violation]) -> None:
-    if len(problems) > _SHOWN:
-        more = Violation(rule=f"and {len(problems) - _SHOWN} more like these")
-        problems = [*problems[:_SHOWN], more]
-    if problems:
-        raise InputError(problems)
-
-
-def _extra_layers(config: dict[str, Any]) -> int:
-    """Returns how many multi-token prediction layers follow the model's own."""
-    counts = [config.get(n) for n in ("num_nextn_predict_layers", "num_mtp_layers")]
-    return max((c for c in counts if type(c) is int), default=0)
-
-
-def _ignored(name: str, spec: ModelSpec, extra_layers: int) -> bool:
-    """Returns whether a tensor that the model lacks is known to be no loss."""
-    if is_derived(name) or (name == "lm_head.weight" and spec.tied_embeddings):
-        return True
-    first = spec.num_layers
-    return any(name.startswith(f"model.layers.{first + i}.") for i in range(extra_layers))
-
-
-def _full_name(name: str, spec: ModelSpec) -> str:
-    """Returns GPT-2 names with the prefix that its first release left out."""
-    bare = spec.family == "gpt2" and name.split(".")[0] in {"h", "wte", "wpe", "ln_f"}
-    return f"transformer.{name}" if bare else name
-
-
-def _headers(folder: Path) -> tuple[dict[Path, Header], dict[str, Path]]:
-    """Returns every weight file's header, and the index: the file of each tensor."""
-    index_file = folder / INDEX_FILE
-    if not index_file.is_file():
-        if not (folder / SINGLE_FILE).is_file():
-            rule = f"holds neither {INDEX_FILE} nor {SINGLE_FILE}"
-            raise InputError(Violation(file=str(folder), rule=rule))
-        return {folder / SINGLE_FILE: read_header(folder / SINGLE_FILE)}, {}
-    index = _read_index(index_file)
-    headers = {path: read_header(path) for path in dict.fromkeys(index.values())}
-    absent = [
-        _problem(path, name, "the index says the tensor is in this file, but it is not")
-        for name, path in index.items()
-        if name not in headers[path].tensors
-    ]
-    unlisted = [
-        _problem(path, name, "the tensor is not in the index")
-        for path, header in headers.items()
-        for name in header.tensors
-        if index.get(name) != path
-    ]
-    _raise(absent + unlisted)
-    return headers, index
-
-
-def _read_index(path: Path) -> dict[str, Path]:
-    size = path.stat().st_size
-    if size <= MAX_CONFIG_BYTES:
-        data: Any = read_json(path)
-    elif size <= MAX_INDEX_BYTES:
-        try:
-            data = json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise InputError(_problem(path, "", f"not valid JSON: {error}")) from error
-    else:
-        raise InputError(_problem(path, "", "too large", f"{size}", f"{MAX_INDEX_BYTES} bytes"))
-    entries = data.get("weight_map") if isinstance(data, dict) else None
-    if not isinstance(entries, dict) or not entries:
-        raise InputError(_problem(path, "weight_map", "must map tensors to files"))
-    for name, file in entries.items():
-        plain = isinstance(file, str) and Path(file).name == file and file not in {".", ".."}
-        if not plain or not file.endswith(".safetensors"):
-            rule = "must name a .safetensors file in the same folder"
-            raise InputError(_problem(path, f"weight_map.{name}", rule, repr(file)))
-    return {name: path.parent / file for name, file in entries.items()}
-
-
-def _crc32s(path: Path, header: Header) -> dict[str, int]:
-    """Returns the sums our own files carry; files of others have none."""
-    text = header.metadata.get(CRC_KEY)
-    if text is None:
-        return {}
-    try:
-        sums = json.loads(text)
-    except ValueError as error:
-        raise InputError(_problem(path, CRC_KEY, "broken metadata")) from error
-    if not isinstance(sums, dict) or not all(type(v) is int for v in sums.values()):
-        raise InputError(_problem(path, CRC_KEY, "broken metadata"))
-    return sums
+    config = read_json(config_file) if config_file.is_file() else {}
+    headers, index = read_headers(folder)
+    spans, problems = spans_of(headers)
+    weights, wrong = stored_weights(spans, layout_of(config, str(config_file)))
+    wrong.extend(check_weights(folder, spec, weights, config, index))
+    raise_all([*problems, *wrong])
+    return Checkpoint(folder, spec, {full_name(w.name, spec): w for w in weights})
 
 
 class _Reader:
     """Reads tensors, keeping the file of the last one open."""
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
+    def __init__(self, places: Mapping[str, StoredWeight]) -> None:
         self._places = places
         self._path: Path | None = None
         self._file: Any = None
 
     def tensor(self, name: str) -> Tensor:
-        """Returns a stored tensor, its sum checked where one is recorded."""
-        place = self._places[name]
+        """Returns a stored tensor, sums checked where they are recorded; fp32 if it was coded."""
+        weight = self._places[name]
+        parts = {ending: self._span(span) for ending, span in weight.parts.items()}
+        if weight.layout is None:
+            return parts[""]
+        return check_finite(decode(weight.layout, parts), name, str(weight.file))
+
+    def _span(self, span: Span) -> Tensor:
         try:
-            if place.file != self._path:
-                self._file, self._path = safe_open(place.file, framework="pt"), place.file
-            tensor: Tensor = self._file.get_tensor(place.name)
+            if span.file != self._path:
+                self._file, self._path = safe_open(span.file, framework="pt"), span.file
+            tensor: Tensor = self._file.get_tensor(span.name)
         except (SafetensorError, OSError) as error:
-            raise InputError(_problem(place.file, name, f"cannot be read: {error}")) from error
-        if place.crc32 is not None and tensor_crc32(tensor) != place.crc32:
-            raise InputError(
-                _problem(place.file, name, "its bytes are not those that were written")
-            )
+            raise InputError(problem(span.file, span.name, f"cannot be read: {error}")) from error
+        if span.crc32 is not None and tensor_crc32(tensor) != span.crc32:
+            rule = "its bytes are not those that were written"
+            raise InputError(problem(span.file, span.name, rule))
         return tensor
 
 
@@ -284,6 +158,6 @@ def _check_tied(checkpoint: Checkpoint, reader: _Reader) -> None:
     """Refuses a stored head that differs from the embedding it is said to be."""
     stored = next(stored_tensors(checkpoint.spec, [-1])).name
     if not torch.equal(reader.tensor("lm_head.weight"), reader.tensor(stored)):
-        place = checkpoint.places["lm_head.weight"]
+        file = checkpoint.places["lm_head.weight"].file
         rule = f"differs from {stored}, although the config says that they are tied"
-        raise InputError(_problem(place.file, place.name, rule))
+        raise InputError(problem(file, "lm_head.weight", rule))

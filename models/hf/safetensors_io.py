@@ -53,10 +53,16 @@ def save_stage(
     *,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     dtype: torch.dtype | None = None,
+    release: str = "bf16",
 ) -> None:
     """Writes a stage that holds a whole model; see `write_checkpoint`."""
     write_checkpoint(
-        folder, stage.spec, stage_tensors(stage), max_shard_bytes=max_shard_bytes, dtype=dtype
+        folder,
+        stage.spec,
+        stage_tensors(stage),
+        max_shard_bytes=max_shard_bytes,
+        dtype=dtype,
+        release=release,
     )
 
 
@@ -71,7 +77,8 @@ def load_stage_(stage: Stage, folder: Path) -> None:
     """
     checkpoint = open_checkpoint(folder, stage.spec)
     targets = dict((*stage.named_parameters(), *stage.named_buffers()))
-    stream = read_tensors(checkpoint, layers=stage.layer_numbers, experts=_experts(stage))
+    layers, dtype = stage.layer_numbers, next(stage.parameters()).dtype
+    stream = read_tensors(checkpoint, layers=layers, experts=_experts(stage), dtype=dtype)
     for name, tensor in stream:
         targets.pop(name).copy_(tensor)
     tied = stage.lm_head is not None and stage.spec.tied_embeddings

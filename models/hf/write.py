@@ -16,14 +16,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flopwright.errors import InputError, Violation, did_you_mean
+from flopwright.models.formats.codecs import check_finite, encode
+from flopwright.models.formats.layout import Layout, layout_for
+from flopwright.models.formats.plan import BF16, projections, target_layout
+from flopwright.models.formats.quantization_config import quantization_config, with_format
 from flopwright.models.hf.config import CONFIG_FILE
 from flopwright.models.hf.config_out import hf_config
+from flopwright.models.hf.files import CRC_KEY, INDEX_FILE
 from flopwright.models.hf.names import Stored, stored_tensors
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import ParamTensor, parameters
 
-INDEX_FILE: Final = "model.safetensors.index.json"
-CRC_KEY: Final = "crc32"
 DEFAULT_SHARD_BYTES: Final = 5_000_000_000
 
 
@@ -98,6 +101,7 @@ def write_checkpoint(
     *,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     dtype: torch.dtype | None = None,
+    release: str = BF16,
 ) -> None:
     """Writes a model as config.json, safetensors shards and their index.
 
@@ -111,11 +115,13 @@ def write_checkpoint(
             of stacked experts may come apart. A tied head is not written.
         max_shard_bytes: most bytes of tensors in one file.
         dtype: to cast weights to; the router's selection bias stays as it is.
+        release: format of the matrices that such releases quantise; "bf16" leaves them plain.
 
     Raises:
         InputError: the folder holds something; or a tensor is unknown, twice there, of a wrong
-            shape or missing.
+            shape or missing, or does not fit the release's format.
     """
+    layout = target_layout(release, spec.family)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(
             Violation(
@@ -133,14 +139,20 @@ def write_checkpoint(
         shards = _Shards(temporary, max_shard_bytes)
         dtypes = set()
         for name, tensor in _assembled(spec, tensors, dtype):
-            dtypes.add(tensor.dtype)
-            shards.add(name, tensor)
-            del tensor
+            for part_name, part in coded(layout, name, tensor):
+                shards.add(part_name, part)
+                if part is tensor:
+                    dtypes.add(tensor.dtype)
+            del tensor, part
         shards.finish()
         # The narrowest: the selection bias is stored wider than the weights.
         stored = min(dtypes, key=lambda d: d.itemsize)
         _write_json(
-            temporary / CONFIG_FILE, {**config, "torch_dtype": str(stored).removeprefix("torch.")}
+            temporary / CONFIG_FILE,
+            {
+                **with_format(config, layout and quantization_config(layout, _kept(layout, spec))),
+                "torch_dtype": str(stored).removeprefix("torch."),
+            },
         )
         for path in (*temporary.iterdir(), temporary):
             _sync(path)
@@ -150,6 +162,38 @@ def write_checkpoint(
         _sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def coded(layout: Layout | None, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yields a stored tensor, or what holds it in a release format that quantises it.
+
+    Raises:
+        InputError: it does not fit the format.
+    """
+    chosen = layout_for(layout, name, tuple(tensor.shape))
+    if chosen is None:
+        yield name, tensor
+        return
+    if tensor.shape[-1] % chosen.whole_columns:
+        raise InputError(
+            Violation(
+                field=name,
+                value=str(tensor.shape[-1]),
+                rule=f"{chosen.name} needs whole blocks of columns",
+                limit=f"a multiple of {chosen.whole_columns}",
+            )
+        )
+    for ending, part in encode(chosen, check_finite(tensor, name)).items():
+        yield name.removesuffix(chosen.ending) + ending, part
+
+
+def _kept(layout: Layout, spec: ModelSpec) -> tuple[str, ...]:
+    """Returns the projections in layers that the format leaves as they are."""
+    return projections(
+        (s.name, s.shape)
+        for s in stored_tensors(spec)
+        if layout_for(layout, s.name, s.shape) is None
+    )
 
 
 def _assembled(
