@@ -9,7 +9,8 @@ of the factors, and B_i what no run says of them (their priors), k^2 solves
     sum_i w_i (min(e_i^2 / V_i, c^2) - 1) + n0 (1 / k^2 - 1) = 0,    w_i = k^2 A_i / V_i,
 
 the scale of largest likelihood, with n0 runs at k = 1 before any was seen, and runs beyond
-c deviations counted as c. Scatter and the factors' deviations are multiplied by k.
+c deviations counted as c. Scatter and the factors' deviations are multiplied by k. Scatter is at
+least that of runs of one plan, where a launch ran a plan twice.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from flopwright.simulator.calibration.least_squares import Array
 from flopwright.simulator.calibration.model import Calibration
 
 # Runs' worth of belief that the deviations assumed are right.
-_BEFORE: Final = 1.0
+BEFORE: Final = 1.0
 _CUT: Final = 2.5**2
 # More plans than this are left out several at a time.
 _FOLDS: Final = 12
@@ -47,6 +48,7 @@ def widths(
     current: Calibration,
     prior: ClassPrior,
     plans: Sequence[str],
+    twins_log_std: float = 0.0,
 ) -> tuple[Array, float]:
     """Returns deviations (log) of the classes' factors, and the scatter of a new plan's step.
 
@@ -54,10 +56,11 @@ def widths(
         learnt: from all of the evidence.
         current: what the evidence's predictions were made with.
         plans: what each run ran; runs of one plan are left out together.
+        twins_log_std: scatter of runs of one plan, 0 where it was not seen.
     """
     names = list(dict.fromkeys(plans))
     if len(names) < 2:
-        return learnt.log_std, learnt.scatter
+        return learnt.log_std, max(learnt.scatter, twins_log_std)
     folds = np.array([names.index(p) % _FOLDS for p in plans])
     found = [_left_out(folds == f, evidence, current, prior) for f in np.unique(folds)]
     errors, decided, undecided = (np.concatenate(part) for part in zip(*found, strict=True))
@@ -65,7 +68,7 @@ def widths(
     own = _undecided_share(learnt, prior)
     return (
         np.asarray(learnt.log_std * np.sqrt(k**2 * (1 - own) + own)),
-        float(k * learnt.scatter),
+        max(float(k * learnt.scatter), twins_log_std),
     )
 
 
@@ -120,7 +123,7 @@ def _scale(errors: Array, decided: Array, undecided: Array) -> float:
         variance = k2 * decided + undecided
         weight = k2 * decided / variance
         beyond = np.minimum(errors**2 / variance, _CUT) - 1.0
-        return float((weight * beyond).sum() + _BEFORE * (1.0 / k2 - 1.0))
+        return float((weight * beyond).sum() + BEFORE * (1.0 / k2 - 1.0))
 
     low, high = -math.log(_MOST), math.log(_MOST)
     for _ in range(60):

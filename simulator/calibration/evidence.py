@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import numpy as np
 
 from flopwright.report.compare import Comparison
+from flopwright.report.metrics import Measurement
 from flopwright.simulator.calibration.families import FAMILIES
 from flopwright.simulator.calibration.least_squares import Array
 from flopwright.simulator.calibration.model import Calibration
@@ -109,8 +111,22 @@ def evidence_of(
 
 
 def _run_std(noise_floor: float | None) -> float:
+    """Returns the scatter (log) of runs, at least what is usual."""
+    return max(RUN_STD, _of_floor(noise_floor))
+
+
+def _of_floor(noise_floor: float | None) -> float:
     """Returns the scatter (log) of runs: two runs of one plan differ by 1.4 times as much."""
-    return max(RUN_STD, math.log1p(noise_floor or 0.0) / math.sqrt(2))
+    return math.log1p(noise_floor or 0.0) / math.sqrt(2)
+
+
+def twins_log_std(measurements: Sequence[Measurement]) -> float:
+    """Returns the scatter (log) of runs of one plan as launches saw it, the median over runs.
+
+    0 where no launch ran a plan twice.
+    """
+    floors = [m.noise_floor for m in measurements if m.noise_floor is not None]
+    return _of_floor(median(floors)) if floors else 0.0
 
 
 def applied(calibration: Calibration, share: Array) -> Array:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 from typing import Final, TypeVar
 
+from flopwright.errors import InputError, Violation
 from flopwright.report.drift import hardware_id
 from flopwright.report.probe import CollectivePoint, OperatorPoint, ProbeReport
 from flopwright.simulator.calibration.class_fit import CALL_S
@@ -42,9 +43,21 @@ UNSEEN_PLAN_LOG: Final = 0.15
 
 
 def copy_bytes_per_s(probe: ProbeReport) -> float:
-    """Returns the memory bandwidth (read + write) of the largest plain copy."""
+    """Returns the memory bandwidth (read + write) of the largest plain copy.
+
+    Raises:
+        InputError: the probe holds no operator that moves memory.
+    """
     copies = [p for p in probe.operators if p.name == "copy"]
     streaming = copies or [p for p in probe.operators if p.moved_bytes > 0]
+    if not streaming:
+        raise InputError(
+            Violation(
+                field="probe.operators",
+                rule="the probe holds no operator that moves memory: it ended too early",
+                nearest_fix="probe again, with more --minutes",
+            )
+        )
     largest = max(streaming, key=lambda p: p.moved_bytes)
     return largest.moved_bytes / largest.seconds
 
@@ -90,6 +103,9 @@ def fit_probe(probe: ProbeReport, link: str = "loopback", network: str = "networ
         probe: what was measured.
         link: name of the link between the probed ranks, as in the cluster file; network: of
             the one between nodes.
+
+    Raises:
+        InputError: the probe holds no operator that moves memory.
     """
     peaks = peak_flops_per_s(probe)
     bandwidth = copy_bytes_per_s(probe)

@@ -41,8 +41,8 @@ from flopwright.simulator.calibration.class_fit import (
     learn_classes,
     named,
 )
-from flopwright.simulator.calibration.cross_validation import widths
-from flopwright.simulator.calibration.evidence import Evidence, evidence_of
+from flopwright.simulator.calibration.cross_validation import BEFORE, widths
+from flopwright.simulator.calibration.evidence import Evidence, evidence_of, twins_log_std
 from flopwright.simulator.calibration.identity import with_id
 from flopwright.simulator.calibration.memory_fit import memory_factors
 from flopwright.simulator.calibration.model import Calibration
@@ -117,12 +117,15 @@ def _finished(
 ) -> Calibration:
     taught = learn(start, measurements, predict)
     where = measurements[0].fingerprint
+    plans = [_what_ran(m) for m in measurements]
+    several = len(set(plans)) > 1
     log_std, scatter = widths(
         taught.learnt,
         taught.evidence,
         taught.priced_with,
         taught.prior,
-        [_what_ran(m) for m in measurements],
+        plans,
+        twins_log_std(measurements),
     )
     learnt = taught.calibration.model_copy(
         update={
@@ -132,6 +135,7 @@ def _finished(
             "hardware_id": hardware_id(where),
             "factor_log_std": named(log_std),
             "step_residual_log": scatter,
+            "step_residual_dof": (BEFORE if several else RUN_DOF) + len(measurements),
             "memory_factors": memory_factors(start, measurements, taught.comparisons),
             "measurements": tuple(sorted(m.id for m in measurements)),
             "base": base.id,

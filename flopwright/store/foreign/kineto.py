@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ def read_kineto(path: Path) -> KinetoTrace:
                 nearest_fix="write it with prof.export_chrome_trace(FILE)",
             )
         )
+    _check_times(done, path)
     about = data.get("distributedInfo") or {}
     gpu = [e for e in done if e.get("cat") in _COMPUTE_CATS]
     steps = _steps(done)
@@ -91,6 +93,26 @@ def read_kineto(path: Path) -> KinetoTrace:
         comm_s=_by_collective(collectives, count),
         groups_s=_by_group(collectives, count),
     )
+
+
+def _check_times(events: Sequence[dict[str, Any]], path: Path) -> None:
+    """Refuses a trace with an event that began at no time or took less than none."""
+    for event in events:
+        try:
+            began, took = float(event["ts"]), float(event["dur"])
+        except (KeyError, TypeError, ValueError):
+            began = took = math.nan
+        if not (math.isfinite(began) and math.isfinite(took) and took >= 0):
+            raise InputError(
+                Violation(
+                    file=str(path),
+                    field=f"event '{event.get('name', '')}'",
+                    value=f"ts {event.get('ts')}, dur {event.get('dur')}",
+                    rule="began at no time, or took less than none: the clock jumped, or the "
+                    "file was changed",
+                    nearest_fix="profile another step",
+                )
+            )
 
 
 def _load(path: Path) -> dict[str, Any]:

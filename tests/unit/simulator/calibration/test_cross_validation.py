@@ -74,3 +74,10 @@ def test_one_run_that_is_off_altogether_widens_little() -> None:
     clean = _scale(errors, np.full(12, 0.0025), np.zeros(12))
     errors[0] = 2.0
     assert _scale(errors, np.full(12, 0.0025), np.zeros(12)) < 1.6 * clean
+
+
+def test_scatter_is_at_least_that_of_twins() -> None:
+    prior, seen = ClassPrior.of(BASE), evidence(0.01, 6, 0)
+    learnt = learn_classes(seen, BASE, prior)
+    for plans in ([f"p{i}" for i in range(6)], ["p"] * 6):
+        assert widths(learnt, seen, BASE, prior, plans, 0.3)[1] == 0.3

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flopwright.errors import InputError
 from flopwright.report.metrics import Fingerprint
 from flopwright.report.probe import CollectivePoint, OperatorPoint, ProbeReport
+from flopwright.simulator.calibration.cluster_file import cluster_from_probe
 from flopwright.simulator.calibration.fit_curves import fit_collective, fit_operator
 from flopwright.simulator.calibration.fit_probe import fit_probe, slowdown
 from flopwright.simulator.calibration.model import EfficiencyCurve
@@ -218,3 +220,10 @@ def test_a_report_becomes_one_curve_a_class_and_one_id_a_content() -> None:
     assert fit_probe(report).id == calibration.id
     slower = report.model_copy(update={"host_floor_s": 4e-6})
     assert fit_probe(slower).id != calibration.id
+
+
+def test_a_probe_without_operators_is_refused() -> None:
+    empty = ProbeReport(created="", host_floor_s=0.0, operators=(), fingerprint=FINGERPRINT)
+    for reads in (fit_probe, cluster_from_probe):
+        with pytest.raises(InputError, match="ended too early"):
+            reads(empty)

@@ -24,7 +24,7 @@ from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.space import legal_candidates
 from flopwright.report.metrics import Fingerprint, Measurement, Prediction
 from flopwright.report.probe import CollectivePoint, OperatorPoint, ProbeReport
-from flopwright.simulator.calibration.class_fit import CLASSES
+from flopwright.simulator.calibration.evidence import CLASSES
 from flopwright.simulator.calibration.fit_probe import fit_probe
 from flopwright.simulator.calibration.fit_runs import fit_runs
 from flopwright.simulator.calibration.model import Calibration, CollectiveCurve, EfficiencyCurve
@@ -39,9 +39,10 @@ FINGERPRINT = Fingerprint(
     machine="m", processor="p", num_cores=2, world_size=2, threads_per_rank=1,
     memory_bytes=2**34, python="3", tool_version="0",
 )  # fmt: skip
+# As a real probe does, it spans what the scenarios' models run.
 SHAPES = tuple(
-    itertools.product((16.0, 64.0, 256.0, 1024.0, 2048.0), (32.0, 96.0, 192.0, 512.0),
-                      (64.0, 192.0, 512.0, 2304.0))
+    itertools.product((8.0, 64.0, 256.0, 1024.0, 4096.0), (8.0, 48.0, 192.0, 640.0, 2304.0),
+                      (8.0, 48.0, 192.0, 640.0, 2304.0))
 )  # fmt: skip
 STREAMS = {
     "norm": "rms_norm", "rope": "rope", "activation": "swiglu", "permute": "permute",
@@ -279,11 +280,18 @@ def test_a_run_that_went_wrong_moves_little(seed: int) -> None:
     )
 
 
+# How runs scatter in the worlds that intervals are tried in: quiet, usual and restless machines.
+NOISES = (
+    Noise(mood=0.015, cls=0.01), Noise(), Noise(mood=0.06, cls=0.03), Noise(mood=0.1, cls=0.04),
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def held_shares() -> list[float]:
     """Shares of fresh runs of other plans inside their intervals, one hidden machine each."""
-    noise, shares = Noise(), []
-    for seed in range(100, 109):
+    shares = []
+    for seed in range(100, 116):
+        noise = NOISES[seed % len(NOISES)]
         found = learnt_from(seed, noise, others=6)
         rng = np.random.default_rng(seed + 10**6)
         held = 0
@@ -295,20 +303,8 @@ def held_shares() -> list[float]:
     return shares
 
 
-def _three_sigma(shares: list[float]) -> float:
-    return 3 * float(np.std(shares)) / math.sqrt(len(shares))
-
-
 @pytest.mark.slow
-def test_intervals_of_steps_hold_at_least_what_they_state(held_shares: list[float]) -> None:
-    assert float(np.mean(held_shares)) > STATED - _three_sigma(held_shares)
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    reason="not reached: 54 of 54 fresh runs were held by 80 % intervals (2026-11-30); five "
-    "runs that scatter by 4 % do not yet outweigh the scatter assumed before any run",
-)
-def test_intervals_of_steps_hold_no_more_than_they_state(held_shares: list[float]) -> None:
-    assert float(np.mean(held_shares)) < STATED + _three_sigma(held_shares)
+def test_intervals_of_steps_hold_what_they_state(held_shares: list[float]) -> None:
+    found = float(np.mean(held_shares))
+    assert 0.65 <= found <= 0.95
+    assert abs(found - STATED) < 3 * float(np.std(held_shares)) / math.sqrt(len(held_shares))

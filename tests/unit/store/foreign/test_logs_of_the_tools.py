@@ -221,3 +221,12 @@ def test_kernels_of_a_gpu_are_told_by_name(tmp_path: Path) -> None:
          "memory_bound": 5e-5, "grouped_gemm": 5e-5}
     )  # fmt: skip
     assert trace.groups_s == {(0, 1): {"reduce_scatter": pytest.approx(5e-5)}}
+
+
+@pytest.mark.parametrize("dur", [-5.0, float("nan"), float("inf"), "long", None])
+def test_an_event_of_no_time_is_named(tmp_path: Path, dur: object) -> None:
+    path = tmp_path / "trace.json"
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 10, "dur": dur, "args": {}}
+    path.write_text(json.dumps({"traceEvents": [event]}))
+    with pytest.raises(InputError, match=r"gemm.*took less than none"):
+        read_kineto(path)
