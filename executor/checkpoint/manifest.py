@@ -4,18 +4,22 @@
       step-00000300/
         manifest.json          everything below, with sha256
         tokenizer.json
-        rank-00000.safetensors  what rank 0 holds
+        rank-00000.safetensors  what rank 0 wrote: boxes of tensors
         rank-00001.safetensors
         ...
 
 A `step-` folder is complete or not there: it is written under another name and renamed.
-Only JSON and safetensors are read; nothing in a checkpoint is ever executed.
+Only JSON and safetensors are read; nothing in a checkpoint is ever executed. Tensors are
+named and cut without regard to the plan that wrote them, so that any plan can read them:
+weights by their own names, what an optimizer keeps of them as `optimizer.KIND.NAME`, and
+copies wider than the weights as `master.NAME`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -33,29 +37,42 @@ _STEP: Final = re.compile(r"step-(\d{8,})")
 _CHUNK: Final = 2**22
 
 
-class TensorEntry(Spec):
-    """One tensor in one rank's file.
+class Piece(Spec):
+    """A box of a tensor in a file, under a key of its own.
 
     Attributes:
-        full_shape: shape of the whole tensor; the file holds rows offset .. offset + shape[0].
-        crc32: of the tensor's bytes, to say which tensor of a broken file is broken.
+        offsets: of its first element in the whole tensor.
+        crc32: of its bytes, to say which tensor of a broken file is broken.
     """
 
-    dtype: str
+    tensor: str
+    offsets: tuple[NonNegativeInt, ...]
     shape: tuple[NonNegativeInt, ...]
-    full_shape: tuple[NonNegativeInt, ...]
-    offset: NonNegativeInt = 0
     crc32: NonNegativeInt
 
 
-class ShardEntry(Spec):
-    """One rank's file, and that rank's own state."""
+class TensorEntry(Spec):
+    """A whole tensor."""
+
+    dtype: str
+    shape: tuple[NonNegativeInt, ...]
+
+
+class FileEntry(Spec):
+    """One rank's file.
+
+    Attributes:
+        pieces: by their keys in the file.
+        tensors: what the pieces are of.
+        scalars: single numbers that stand beside tensors, such as an optimizer's step count.
+    """
 
     file: str = Field(pattern=r"^rank-\d{5}\.safetensors$")
     sha256: str
     size: NonNegativeInt
+    pieces: dict[str, Piece]
     tensors: dict[str, TensorEntry]
-    state: dict[str, Any] = Field(default_factory=dict)
+    scalars: dict[str, float] = Field(default_factory=dict)
 
 
 class Manifest(Spec):
@@ -65,10 +82,12 @@ class Manifest(Spec):
         step: optimizer steps done.
         seed: seed of the run: weights and order of samples.
         plan: the parallel plan's data, where there was one.
-        shards: by rank.
+        world_size: ranks that wrote it.
+        state: what else the run goes on from.
+        files: by rank.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     tool_version: str
     step: NonNegativeInt
     seed: NonNegativeInt
@@ -78,7 +97,16 @@ class Manifest(Spec):
     tokenizer_sha256: str
     plan: dict[str, Any] | None = None
     world_size: PositiveInt
-    shards: tuple[ShardEntry, ...]
+    state: dict[str, Any] = Field(default_factory=dict)
+    files: tuple[FileEntry, ...]
+
+    def tensors(self) -> dict[str, TensorEntry]:
+        """Returns the tensors of all files by name."""
+        return {name: entry for file in self.files for name, entry in file.tensors.items()}
+
+    def scalars(self) -> dict[str, float]:
+        """Returns the numbers of all files by name."""
+        return {name: value for file in self.files for name, value in file.scalars.items()}
 
 
 def step_folder(step: int) -> str:
@@ -163,9 +191,33 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest.model_validate(body)
     except ValidationError as error:
         raise _broken(path, "not a checkpoint of this version of flopwright") from error
-    if manifest.world_size != len(manifest.shards):
-        raise _broken(path, f"{len(manifest.shards)} shards of {manifest.world_size} ranks")
+    if manifest.world_size != len(manifest.files):
+        raise _broken(path, f"{len(manifest.files)} files of {manifest.world_size} ranks")
+    problem = _torn(manifest)
+    if problem:
+        raise _broken(path, problem)
     return manifest
+
+
+def _torn(manifest: Manifest) -> str:
+    """Returns which tensor's pieces do not make it up; "" where all do."""
+    tensors, held = manifest.tensors(), dict.fromkeys(manifest.tensors(), 0)
+    for file in manifest.files:
+        for piece in file.pieces.values():
+            entry = tensors.get(piece.tensor)
+            inside = entry is not None and len(entry.shape) == len(piece.shape)
+            if entry is None or not inside or not _fits(piece, entry):
+                return f"{piece.tensor}: a piece does not lie inside it"
+            held[piece.tensor] += math.prod(piece.shape)
+    for name, entry in tensors.items():
+        if held[name] != math.prod(entry.shape):
+            return f"{name}: its pieces hold {held[name]} of {math.prod(entry.shape)} numbers"
+    return ""
+
+
+def _fits(piece: Piece, entry: TensorEntry) -> bool:
+    triples = zip(piece.offsets, piece.shape, entry.shape, strict=True)
+    return all(offset + size <= length for offset, size, length in triples)
 
 
 def check_hashes(

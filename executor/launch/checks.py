@@ -14,6 +14,7 @@ from flopwright.errors import InputError, Violation
 from flopwright.executor.launch.machine import Machine
 from flopwright.executor.launch.request import (
     COLLECTIVE_TIMEOUT_S,
+    REQUEST_FILE,
     ROUNDS_FILE,
     STEPS_FILE,
     RunEntry,
@@ -45,6 +46,8 @@ class LaunchOptions:
         collective_timeout_s: how long a rank waits for others before it ends the run.
         log_to: where figures go besides the JSONL files.
         kineto_trace: write a Kineto trace of one step of each plan.
+        resume: go on with the run in the folder; where it has no checkpoint, begin it again.
+        checkpoint_every, keep_checkpoints, deterministic: see `RunRequest`.
         checkpoints: write each plan's weights at the end.
         silence_s: end the run when it has shown no progress for so long; None waits.
     """
@@ -65,6 +68,10 @@ class LaunchOptions:
     log_to: tuple[SinkName, ...] = ()
     kineto_trace: bool = False
     checkpoints: bool = True
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+    resume: bool = False
+    deterministic: bool = False
     silence_s: float | None = None
 
 
@@ -91,7 +98,7 @@ def check_request(
         found += _with_file(_plan_rules(plan, options, machine), path)
     found += _together(plans)
     found += _names_rule(options.names, len(plans))
-    found += _folder_rules(out_dir) if out_dir is not None else []
+    found += _folder_rules(out_dir, resume=options.resume) if out_dir is not None else []
     found += _software_rules()
     found += _sink_rules(options.log_to)
     if options.text is not None and not options.text.exists():
@@ -137,6 +144,9 @@ def _request(
         probe_budget_s=options.probe_budget_s,
         held_out_sequences=options.held_out_sequences,
         checkpoints=options.checkpoints,
+        checkpoint_every=options.checkpoint_every,
+        keep_checkpoints=options.keep_checkpoints,
+        deterministic=options.deterministic,
         mismatch=mismatch,
         collective_timeout_s=options.collective_timeout_s,
         log_to=options.log_to,
@@ -287,14 +297,18 @@ def _names_rule(names: Sequence[str], num_plans: int) -> list[Violation]:
     return found
 
 
-def _folder_rules(out_dir: Path) -> list[Violation]:
+def _folder_rules(out_dir: Path, *, resume: bool = False) -> list[Violation]:
+    if resume and (out_dir / REQUEST_FILE).is_file():
+        if os.access(out_dir, os.W_OK | os.X_OK):
+            return []
+        return [Violation(field="--out", value=str(out_dir), rule="cannot write to the folder")]
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         return [
             Violation(
                 field="--out",
                 value=str(out_dir),
                 rule="exists and is not an empty folder",
-                nearest_fix="choose another folder",
+                nearest_fix="choose another folder, or go on with the run in it: --resume",
             )
         ]
     parent = next(p for p in (out_dir, *out_dir.absolute().parents) if p.exists())
@@ -315,8 +329,8 @@ def run_folder_rules(out_dir: Path) -> list[Violation]:
         Violation(
             field="--out",
             value=str(out_dir),
-            rule=f"the folder already holds a run ({found.name}), and a run cannot be resumed",
-            nearest_fix="move it away, or choose another folder",
+            rule=f"the folder already holds a run ({found.name})",
+            nearest_fix="go on with it (--resume), move it away, or choose another folder",
         )
     ]
 

@@ -20,7 +20,7 @@ from flopwright.errors import InputError, Violation
 from flopwright.executor.launch.checks import LaunchOptions, check_request
 from flopwright.executor.launch.commands import rank_environment, torchrun_command
 from flopwright.executor.launch.failure import cause, cause_text, read_records
-from flopwright.executor.launch.machine import find_machine
+from flopwright.executor.launch.machine import die_with_parent, find_machine
 from flopwright.executor.launch.progress import Progress
 from flopwright.executor.launch.request import (
     ERROR_DIR,
@@ -34,6 +34,7 @@ from flopwright.executor.launch.request import (
     measurement_file,
     write_json,
 )
+from flopwright.executor.launch.resume import resumed_request, undo_after
 from flopwright.report.metrics import Measurement
 from flopwright.report.probe import ProbeReport
 
@@ -88,15 +89,32 @@ def launch(
     out = Path(out_dir)
     chosen = options or LaunchOptions()
     request = check_request([Path(p) for p in plan_paths], out, chosen, find_machine())
+    show = on_progress or (lambda _: None)
+    if chosen.resume and (out / REQUEST_FILE).is_file():
+        request = resumed_request(out, request)
+        if not _finished(request, out):
+            undo_after(out, request)
+            _supervise(request, out, show, chosen.silence_s)
+        return _read_result(request, out)
     existed = out.exists()
     out.mkdir(parents=True, exist_ok=True)
     try:
         write_json(out / REQUEST_FILE, request.to_data())
-        _supervise(request, out, on_progress or (lambda _: None), chosen.silence_s)
+        _supervise(request, out, show, chosen.silence_s)
     except InputError:
-        _clear(out, keep_folder=existed)
+        if not any((out / checkpoint_dir(e.name)).exists() for e in request.entries):
+            _clear(out, keep_folder=existed)
         raise
     return _read_result(request, out)
+
+
+def _finished(request: RunRequest, out_dir: Path) -> bool:
+    """Whether every plan has made all its steps and its results are written."""
+    paths = [out_dir / measurement_file(entry.name) for entry in request.entries]
+    if not all(path.is_file() for path in paths):
+        return False
+    done = [len(Measurement.model_validate(json.loads(p.read_text())).losses) for p in paths]
+    return max(done) >= request.steps
 
 
 def _supervise(
@@ -108,8 +126,8 @@ def _supervise(
     command = torchrun_command(
         out_dir / REQUEST_FILE, nproc_per_node=world_size, log_dir=logs / "ranks"
     )
-    logs.mkdir()
-    with (logs / "torchrun.log").open("wb") as log, _stop_requests(out_dir, on_progress) as stop:
+    logs.mkdir(exist_ok=True)
+    with (logs / "torchrun.log").open("ab") as log, _stop_requests(out_dir, on_progress) as stop:
         process = subprocess.Popen(
             command,
             stdout=log,
@@ -117,6 +135,7 @@ def _supervise(
             stdin=subprocess.DEVNULL,
             env=rank_environment(os.environ, request.device),
             start_new_session=True,  # Ctrl-C is ours to handle: the ranks finish their round
+            preexec_fn=die_with_parent,  # a run must not go on without who watches it
         )
         try:
             lines, heard = _follow(out_dir / PROGRESS_FILE), time.monotonic()

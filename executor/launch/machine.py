@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from dataclasses import dataclass
+from typing import Final
+
+_DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,12 @@ class Machine:
     def describe(self) -> str:
         """Returns what was found, for messages."""
         return f"{self.gpus} CUDA GPUs" if self.gpus else f"{self.cores} CPU cores, no GPU"
+
+
+def die_with_parent() -> None:
+    """Lets the kernel end this process when its parent is gone (Linux), so none is left over."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def available_cores() -> int:

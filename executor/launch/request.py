@@ -47,6 +47,10 @@ class RunRequest(Spec):
         mismatch: what differs from the plans and was allowed.
         log_to: where figures go besides the JSONL files (measure/sinks.py).
         kineto_trace: whether one step of each plan is written as a Kineto trace.
+        checkpoint_every: steps between checkpoints while it runs; None: at the end alone.
+        keep_checkpoints: how many steps' checkpoints of a plan stay.
+        resume_step: steps that the folder's run has made and goes on from.
+        deterministic: whether torch may use only algorithms that give the same bits again.
         collective_timeout_s: how long a rank waits for others before it ends the run.
     """
 
@@ -61,6 +65,10 @@ class RunRequest(Spec):
     probe_budget_s: PositiveFloat = 45.0
     held_out_sequences: PositiveInt = 64
     checkpoints: bool = True
+    checkpoint_every: PositiveInt | None = None
+    keep_checkpoints: PositiveInt = 2
+    resume_step: NonNegativeInt = 0
+    deterministic: bool = False
     mismatch: tuple[str, ...] = ()
     log_to: tuple[SinkName, ...] = ()
     kineto_trace: bool = False

@@ -26,11 +26,18 @@ class Turn:
     num_steps: int
 
 
-def turns(num_entries: int, num_steps: int, steps_per_round: int) -> Iterator[Turn]:
-    """Yields the turns of a launch in order; every plan makes `num_steps` steps in all."""
+def turns(
+    num_entries: int, num_steps: int, steps_per_round: int, begin: int = 0
+) -> Iterator[Turn]:
+    """Yields the turns of a launch in order; every plan makes `num_steps` steps in all.
+
+    Args:
+        begin: steps that every plan has made before.
+    """
     assert num_entries > 0
     assert steps_per_round > 0
-    for index, first in enumerate(range(0, num_steps, steps_per_round)):
+    for first in range(begin, num_steps, steps_per_round):
+        index = -(-first // steps_per_round)
         for entry in range(num_entries):
             yield Turn(index, entry, first, min(steps_per_round, num_steps - first))
 

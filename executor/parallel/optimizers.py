@@ -7,13 +7,13 @@ partitions and the weights made from them agree in every bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from flopwright.executor.parallel.data_parallel.interface import Trainable
+from flopwright.executor.parallel.data_parallel.interface import StatePart, Trainable
 from flopwright.executor.parallel.data_parallel.muon import Orthogonaliser
 from flopwright.executor.parallel.data_parallel.muon_cuts import (
     Held,
@@ -115,6 +115,31 @@ class WeightUpdate(torch.optim.AdamW):
         for group in groups:
             self._scale_rows(group["params"], self._trainable.row_factors)
         return None
+
+    def state_parts(self) -> Iterator[StatePart]:
+        """Yields what is held of each weight; state that no step has made yet is zeros."""
+        for parameter, parts in self._held.items():
+            if not parts:
+                continue
+            state = self._state(parameter, parts[0].name)
+            for held in parts:
+                yield StatePart(
+                    held=held,
+                    updated=held.of(local(parameter.detach())),
+                    state={k: held.of(local(v)) for k, v in state.items() if v.ndim},
+                    steps=state.get("step"),
+                )
+
+    def _state(self, parameter: Tensor, name: str) -> dict[str, Tensor]:
+        """Returns a parameter's state as the first step would begin with it."""
+        state: dict[str, Tensor] = self.state[parameter]
+        if self._trainable.optimizer.kind == "muon" and name in self._trainable.matrices:
+            self._momentum(parameter)
+        elif "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=local(parameter).device)
+            for kind in ("exp_avg", "exp_avg_sq"):
+                state[kind] = torch.zeros_like(parameter, requires_grad=False)
+        return state
 
     def _muon(self, group: Mapping[str, Any]) -> None:
         """Updates matrices; those whose state is on the host are orthogonalised on the device."""

@@ -1,4 +1,4 @@
-"""From a plan's history to its Measurement, trace and checkpoint."""
+"""From a plan's history to its Measurement and trace."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch.distributed as dist
-from torch import Tensor
-
-from flopwright.executor.checkpoint.save import RunState, TensorSlice, save
-from flopwright.executor.data.batches import TOKENIZER_FILE
 from flopwright.executor.launch.request import (
     RunRequest,
-    checkpoint_dir,
     measurement_file,
     trace_file,
     write_json,
@@ -28,14 +22,12 @@ from flopwright.executor.measure.rank_times import link_times, rank_metrics
 from flopwright.executor.measure.rates import rates
 from flopwright.executor.measure.timers import StepTrace, without_waiting
 from flopwright.executor.parallel.groups import gather_bytes
-from flopwright.executor.parallel.whole_tensors import joined_tensor
 from flopwright.executor.train.rounds import History
 from flopwright.executor.train.trial import Trial
 from flopwright.plan.mesh import Mesh
 from flopwright.report.attribution import exposed_time
 from flopwright.report.metrics import TIME_CLASSES, Measurement, StepMetrics
 from flopwright.report.trace import Trace, chrome_trace
-from flopwright.spec.parameters import parameters
 
 
 def launch_noise_floor(request: RunRequest, times_s: Sequence[float]) -> float | None:
@@ -167,36 +159,3 @@ def step_times(history: History) -> StepTimes:
     """Returns the summary of a plan's rounds; every step that is not kept counts as discarded."""
     times = summarise(history.rounds)
     return replace(times, discarded_steps=len(history.losses) - len(times.samples_s))
-
-
-def save_checkpoint(trial: Trial, out_dir: Path, data_dir: Path, steps: int) -> Path:
-    """Writes the trial's weights; collective: of replicas only the first one writes."""
-    return save(
-        out_dir / checkpoint_dir(trial.entry.name),
-        _own_tensors(trial),
-        RunState(
-            step=steps,
-            seed=trial.workload.seed,
-            model=trial.spec,
-            tokenizer_file=data_dir / TOKENIZER_FILE,
-            plan=trial.plan.to_data(),
-        ),
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        barrier=lambda: dist.barrier(group=trial.groups.world.handle),
-    )
-
-
-def _own_tensors(trial: Trial) -> dict[str, Tensor | TensorSlice]:
-    groups = trial.groups
-    params = {p.name: p for p in parameters(trial.spec)}
-    own: dict[str, Tensor | TensorSlice] = {}
-    for name, part in trial.tensors():
-        tensor = joined_tensor(part, params[name], groups)
-        if params[name].role != "expert":
-            if groups.dp_cp.index == groups.tp.index == 0:
-                own[name] = tensor
-        elif groups.edp.index == groups.etp.index == 0:
-            whole = (tensor.shape[0] * groups.ep.size, *tensor.shape[1:])
-            own[name] = TensorSlice(tensor, whole, tensor.shape[0] * groups.ep.index)
-    return own

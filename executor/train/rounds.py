@@ -20,12 +20,14 @@ from flopwright.executor.launch.request import (
     kineto_file,
     read_retired,
 )
+from flopwright.executor.launch.resume import recorded_losses
 from flopwright.executor.measure.log import RunLog
 from flopwright.executor.measure.protocol import WARMUP_ROUNDS, Turn, turns
 from flopwright.executor.measure.sinks import open_sinks
 from flopwright.executor.measure.timers import StepTrace
 from flopwright.executor.parallel.groups import Group
 from flopwright.executor.train.collect import StepRow, collect
+from flopwright.executor.train.saves import Saves
 from flopwright.executor.train.trial import StepRecord, Trial
 from flopwright.executor.train.watch import Watch
 
@@ -50,7 +52,12 @@ class History:
 
 
 def run_rounds(
-    trials: Sequence[Trial], request: RunRequest, out_dir: Path, say: Progress, watch: Watch
+    trials: Sequence[Trial],
+    request: RunRequest,
+    out_dir: Path,
+    say: Progress,
+    watch: Watch,
+    saves: Saves,
 ) -> list[History]:
     """Trains all plans in turns and returns their histories (complete on rank 0).
 
@@ -60,13 +67,17 @@ def run_rounds(
     """
     world, device = trials[0].groups.world, trials[0].device
     histories = [History() for _ in trials]
+    if dist.get_rank() == 0 and request.resume_step:
+        known = recorded_losses(out_dir, [t.entry.name for t in trials])
+        for trial, history in zip(trials, histories, strict=True):
+            history.losses.extend(known[trial.entry.name])
     writer = _Writer(out_dir, request, say) if dist.get_rank() == 0 else None
     current, retired = -1, frozenset[int]()
-    for turn in turns(len(trials), request.steps, request.steps_per_round):
+    for turn in turns(len(trials), request.steps, request.steps_per_round, request.resume_step):
         if turn.round != current:
-            current = turn.round
+            began, current = current >= 0, turn.round
             with watch.waiting(f"the start of round {current}", world):
-                if current > 0:
+                if began:
                     stop, retired = _asked(out_dir, trials, device)
                     if stop:
                         break
@@ -81,6 +92,8 @@ def run_rounds(
         if writer is not None:
             remember(history, rows)
             writer.turn(trial, turn, rows, sentinel_s)
+        with watch.waiting(f"the checkpoint after step {rows[-1].step}", world):
+            saves.after_turn(turn.entry, rows[-1].step + 1)
     if writer is not None:
         writer.close()
     return histories
@@ -93,7 +106,7 @@ def _run_turn(
     gc.collect()
     with watch.waiting(f"the barrier before step {turn.first_step}", trial.groups.world):
         dist.barrier(group=trial.groups.world.handle)
-    first, last = turn.round == 0, turn.num_steps - 1
+    first, last = not trial.memory, turn.num_steps - 1
     metered = min(METERED_STEP, last) if first else -1
     records = []
     with watch.steps(trial):
@@ -156,7 +169,8 @@ class _Writer:
         self._request = request
         self._say = say
         self._began = time.perf_counter()
-        self._done = 0
+        self._done = request.resume_step * len(request.entries)
+        self._before = self._done
         self._log = RunLog(out_dir, open_sinks(request.log_to, out_dir))
 
     def turn(self, trial: Trial, turn: Turn, rows: Sequence[StepRow], sentinel_s: float) -> None:
@@ -175,7 +189,7 @@ class _Writer:
             "steps": self._request.steps,
             "loss": rows[-1].loss,
             "tokens_per_s": workload.tokens_per_step / rows[-1].step_time_s,
-            "eta_s": elapsed_s / self._done * (total - self._done),
+            "eta_s": elapsed_s / (self._done - self._before) * (total - self._done),
         }
 
     def close(self) -> None:

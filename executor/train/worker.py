@@ -7,11 +7,9 @@ or by an exported script, plans and a folder (`worker --plan plan.yaml --out run
 from __future__ import annotations
 
 import argparse
-import ctypes
 import hashlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -22,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from flopwright.errors import InputError, Violation
-from flopwright.executor.data.batches import Dataset, open_dataset
+from flopwright.executor.data.batches import META_FILE, Dataset, open_dataset
 from flopwright.executor.data.prepare import prepare
 from flopwright.executor.launch.checks import LaunchOptions, check_request, run_folder_rules
-from flopwright.executor.launch.machine import Machine, find_machine
+from flopwright.executor.launch.machine import Machine, die_with_parent, find_machine
 from flopwright.executor.launch.progress import Progress, progress_lines, progress_writer
 from flopwright.executor.launch.request import (
     COLLECTIVE_TIMEOUT_S,
@@ -48,15 +46,14 @@ from flopwright.executor.train.results import (
     gather_memory,
     launch_noise_floor,
     make_measurement,
-    save_checkpoint,
     step_times,
     write_measurement,
 )
 from flopwright.executor.train.rounds import History, run_rounds
+from flopwright.executor.train.saves import Saves, go_on
 from flopwright.executor.train.trial import Trial, start_trial
 from flopwright.executor.train.watch import Watch, end_process
 
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 # Process groups give up later than the watch, which knows more to say; while rank 0 prepares
 # the data the others wait longer.
 _GROUPS_WAIT = 2
@@ -65,7 +62,7 @@ _PREPARATION_S = 6 * 3600.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs this rank; returns the exit code. Why it ends is told by `report_failure`."""
-    _die_with_parent()
+    die_with_parent()
     parsed = _parse(arguments)
     out_dir = Path(parsed.request).parent if parsed.request else Path(parsed.out)
     try:
@@ -97,11 +94,16 @@ def run(request: RunRequest, out_dir: Path, device: torch.device, show: Progress
     registry = GroupRegistry(timedelta(seconds=_GROUPS_WAIT * request.collective_timeout_s))
     trials = [_start(e, request, dataset, registry, device) for e in request.entries]
     say({"phase": "train", "share": 0.0})
+    saves = Saves(trials, request, out_dir)
     watch = Watch(request.collective_timeout_s, end_process(out_dir))
     with watch.running():
-        histories = run_rounds(trials, request, out_dir, say, watch)
+        if request.resume_step:
+            with watch.waiting("the checkpoints to go on from", trials[0].groups.world):
+                for trial in trials:
+                    go_on(trial, out_dir, request.resume_step)
+        histories = run_rounds(trials, request, out_dir, say, watch, saves)
         say({"phase": "evaluate", "share": 0.0})
-        _finish(request, trials, histories, out_dir, watch)
+        _finish(request, trials, histories, out_dir, watch, saves)
 
 
 def _start(
@@ -125,6 +127,7 @@ def _finish(
     histories: Sequence[History],
     out_dir: Path,
     watch: Watch,
+    saves: Saves,
 ) -> None:
     first = dist.get_rank() == 0
     times = [step_times(h) for h in histories] if first else []
@@ -133,9 +136,7 @@ def _finish(
         with watch.waiting(f"the held-out loss of plan '{trial.entry.name}'", trial.groups.world):
             held_out = held_out_loss(trial, request.held_out_sequences)
             memory = gather_memory(trial)
-        if request.checkpoints:
-            steps = _same_everywhere(len(histories[i].losses), trial)
-            save_checkpoint(trial, out_dir, out_dir / DATA_DIR, steps)
+        saves.finish(i, _same_everywhere(len(histories[i].losses), trial))
         if first:
             measurement = make_measurement(
                 trial, request, histories[i], times[i], memory, held_out, floor
@@ -155,7 +156,8 @@ def _dataset(request: RunRequest, out_dir: Path, say: Progress) -> Dataset:
     entry = request.entries[0]
     workload, model = request.workload(entry), entry.plan.scenario.model
     folder = out_dir / DATA_DIR
-    if dist.get_rank() == 0:
+    # what a run goes on with are the tokens that it began with
+    if dist.get_rank() == 0 and not (request.resume_step and (folder / META_FILE).is_file()):
         prepare(
             Path(request.text) if request.text else None,
             model,
@@ -185,6 +187,9 @@ def _probe(request: RunRequest, out_dir: Path, device: torch.device, say: Progre
 def _join(request: RunRequest) -> torch.device:
     """Joins the other ranks; returns this rank's device."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if request.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     timeout = timedelta(seconds=max(_PREPARATION_S, _GROUPS_WAIT * request.collective_timeout_s))
     if request.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -293,12 +298,6 @@ def _print(line: str) -> None:
     if dist.get_rank() == 0:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
-
-
-def _die_with_parent() -> None:
-    """Lets the kernel end this rank when torchrun is killed (Linux), so that none is left over."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 if __name__ == "__main__":

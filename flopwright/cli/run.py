@@ -48,6 +48,19 @@ def run(
         Path | None,
         typer.Option("--out", help="Folder for everything the run writes; new or empty."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out from its checkpoint.")
+    ] = False,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option("--checkpoint-every", min=1, help="Steps between; default: at the end."),
+    ] = None,
+    keep_checkpoints: Annotated[
+        int, typer.Option("--keep-checkpoints", min=1, help="Steps whose checkpoints stay.")
+    ] = 2,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Only algorithms that repeat every bit.")
+    ] = False,
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, help="Optimizer steps; default: the budget's.")
     ] = None,
@@ -96,6 +109,8 @@ def run(
 
     Several plans take turns in one launch, so that they meet the same machine. Ctrl-C ends
     the run after the present round with everything written; a second one ends it at once.
+    A run that ended early, however it ended, goes on with --resume, under its own plan or
+    another one of the same workload.
 
     With --dry no rank but this process exists: it makes the step of the rank asked for, at its
     true size, on tensors without values, and compares every action, message and matrix
@@ -123,6 +138,10 @@ def run(
         kineto_trace=kineto_trace,
         probe=probe,
         probe_budget_s=probe_seconds,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        keep_checkpoints=keep_checkpoints,
+        deterministic=deterministic,
     )
     out_dir = out or Path("runs") / f"{plans[0].stem}-{datetime.now():%Y%m%d-%H%M%S}"
     if store is not None and not no_store:

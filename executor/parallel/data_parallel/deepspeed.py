@@ -18,6 +18,7 @@ from torch import Tensor
 from flopwright.executor.measure.timers import ActionTimer
 from flopwright.executor.parallel.data_parallel import deepspeed_internals as internals
 from flopwright.executor.parallel.data_parallel.interface import (
+    StatePart,
     Trainable,
     numel_bytes,
     shared_squares,
@@ -202,6 +203,15 @@ class DeepSpeedZero:
             for i, p in enumerate(self._zero.single_partition_of_fp32_groups)
             if p in self._zero.optimizer.state
         }
+
+    def state_parts(self) -> Iterator[StatePart]:
+        """Yields what this rank's flat parts hold of each weight."""
+        parts: Iterator[StatePart] = self._zero.optimizer.state_parts()
+        return parts
+
+    def weights_loaded(self) -> None:
+        """Gathers the weights from all ranks' parts."""
+        self._zero.update_lp_params()
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the weights, which the step has gathered."""

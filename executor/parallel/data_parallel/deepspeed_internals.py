@@ -50,6 +50,7 @@ ZERO_METHODS: Final = (
     "overlapping_partition_gradients_reduce_epilogue",
     "finalize_gradient_accumulation_boundary",
     "get_param_id",
+    "update_lp_params",
     "_wait_for_offload_copies",
 )
 # Attributes that are read or written; they stand as `self.<name>` in its source.
@@ -97,6 +98,7 @@ STAGE3_METHODS: Final = (
     "clear_backward_seen_flag",
     "finalize_gradient_accumulation_boundary",
     "get_param_id",
+    "_reassign_or_swap_out_partitioned_parameters",
 )
 STAGE3_ATTRIBUTES: Final = (
     "averaged_gradients",

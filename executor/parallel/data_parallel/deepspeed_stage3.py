@@ -18,6 +18,7 @@ from torch import Tensor
 from flopwright.executor.parallel.data_parallel import deepspeed_internals as internals
 from flopwright.executor.parallel.data_parallel.deepspeed import Timers, bucket_elements
 from flopwright.executor.parallel.data_parallel.interface import (
+    StatePart,
     Trainable,
     shared_squares,
     sum_over_,
@@ -170,6 +171,16 @@ class DeepSpeedZero3:
             for i, p in enumerate(self._zero.fp32_partitioned_groups_flat)
             if p in self._zero.optimizer.state
         }
+
+    def state_parts(self) -> Iterator[StatePart]:
+        """Yields what this rank's flat parts hold of each weight."""
+        parts: Iterator[StatePart] = self._zero.optimizer.state_parts()
+        return parts
+
+    def weights_loaded(self) -> None:
+        """Makes this rank's parts of the weights, which the next forward gathers."""
+        for i in range(len(self._zero.fp32_partitioned_groups_flat)):
+            self._zero._reassign_or_swap_out_partitioned_parameters(i)
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the weights, gathered one by one."""

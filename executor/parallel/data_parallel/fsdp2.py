@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from flopwright.executor.parallel.data_parallel import fsdp2_internals as internals
 from flopwright.executor.parallel.data_parallel.interface import (
+    StatePart,
     Trainable,
     numel_bytes,
     shared_squares,
@@ -220,6 +221,17 @@ class FullyShardedDataParallel:
         for lone in self._lone:
             found.update(lone.optimizer_state())
         return found
+
+    def state_parts(self) -> Iterator[StatePart]:
+        """Yields what this rank's shards hold of each weight."""
+        yield from self._optimizer.state_parts()
+        for lone in self._lone:
+            yield from lone.state_parts()
+
+    def weights_loaded(self) -> None:
+        """Makes what is not sharded anew; shards are cast when they are gathered."""
+        for lone in self._lone:
+            lone.weights_loaded()
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yields every tensor gathered, in the weights' dtype."""

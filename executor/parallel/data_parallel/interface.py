@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from flopwright.executor.measure.timers import ActionTimer
+from flopwright.executor.parallel.data_parallel.muon_cuts import Held
 from flopwright.executor.parallel.groups import Group, Groups
 from flopwright.models.optim.muon.layout import MatrixLayout
 from flopwright.spec.workload import Optimizer, Precision
@@ -87,6 +88,24 @@ class Trainable:
         return self.groups.tp.size if name in self.tp_whole_names else 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePart:
+    """What this rank's optimizer holds of one weight: views of what it updates.
+
+    Attributes:
+        held: which elements.
+        updated: the weight's, or those of a copy of it that is updated in its place.
+        state: the optimizer's, flat like `updated`, by kind (exp_avg, exp_avg_sq, or
+            momentum_buffer).
+        steps: the optimizer's count of steps, shape (), where it has one.
+    """
+
+    held: Held
+    updated: Tensor
+    state: Mapping[str, Tensor]
+    steps: Tensor | None
+
+
 class DataParallel(Protocol):
     """One library's way to keep replicas equal."""
 
@@ -122,6 +141,18 @@ class DataParallel(Protocol):
 
     def optimizer_state(self) -> Mapping[str, Mapping[str, Tensor]]:
         """Returns the optimizer's state tensors by parameter (or flat group) and kind."""
+        ...
+
+    def state_parts(self) -> Iterator[StatePart]:
+        """Yields what this rank's optimizer holds, weight by weight; zeros before its first step.
+
+        What is written into the parts is what training goes on from, once `weights_loaded`
+        has been called.
+        """
+        ...
+
+    def weights_loaded(self) -> None:
+        """Makes the weights anew from what the optimizer updates; collective."""
         ...
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flopwright.executor.parallel.data_parallel.interface import (
+    StatePart,
     Trainable,
     in_buckets,
     numel_bytes,
@@ -129,6 +130,16 @@ class ReplicatedDataParallel:
             for name, p in self._updated.items()
             if p in self._optimizer.state
         }
+
+    def state_parts(self) -> Iterator[StatePart]:
+        """Yields what the optimizer holds of each weight: all of it, on every rank."""
+        return self._optimizer.state_parts()
+
+    @torch.no_grad()
+    def weights_loaded(self) -> None:
+        """Copies what is updated in the weights' place into them."""
+        for name, copy in self._copies.items():
+            self._trainable.parameters[name].copy_(copy)
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the weights as they are."""

@@ -30,7 +30,7 @@ from flopwright.executor.data.tokenizer import train_characters
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.launch.supported import unsupported
 from flopwright.executor.parallel.groups import GroupRegistry, gather_bytes
-from flopwright.executor.train.results import save_checkpoint
+from flopwright.executor.train.saves import save_checkpoint
 from flopwright.executor.train.trial import Trial, start_trial
 from flopwright.plan.parallel import ParallelPlan, plan_violations
 from flopwright.spec.load import make_plan_file

@@ -9,7 +9,8 @@ import torch
 
 from flopwright.cli import main
 from flopwright.errors import InputError
-from flopwright.executor.checkpoint.save import RunState, TensorSlice, save
+from flopwright.executor.checkpoint.boxes import TensorSlice
+from flopwright.executor.checkpoint.save import RunState, save
 from flopwright.executor.data.tokenizer import CharacterTokenizer, train_bpe
 from flopwright.executor.generate import TextModel, generate, load_text_model
 from flopwright.models.cache import KvCache
@@ -33,7 +34,8 @@ def write(folder, spec, tokenizer, tensors=None, **ranks):
     path = folder.parent / f"{folder.name}-tokenizer.json"
     path.write_text(tokenizer.to_json())
     run = RunState(step=5, seed=0, model=spec, tokenizer_file=path)
-    save(folder, tensors or whole(spec).state_dict(), run, **ranks)
+    given = whole(spec).state_dict() if tensors is None else tensors
+    save(folder, given, run, **ranks)
 
 
 @pytest.fixture
@@ -67,7 +69,9 @@ def test_ranks_slices_and_stages_generate_like_the_whole_model(tmp_path):
             if ".experts." in name:
                 half = tensor.shape[0] // 2
                 part = TensorSlice(
-                    tensor[ep * half : (ep + 1) * half], tuple(tensor.shape), ep * half
+                    tensor[ep * half : (ep + 1) * half],
+                    tuple(tensor.shape),
+                    (ep * half, *(0,) * (tensor.ndim - 1)),
                 )
                 parts[2 * stage + ep][name] = part
             elif ep == 0:
