@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from flopwright.errors import InputError
 from flopwright.simulator.hardware.nodes.types import cluster_of
+from flopwright.simulator.rollouts.engine.attention import decode_seconds
 from flopwright.simulator.rollouts.engine.build import engine_model
 from flopwright.simulator.rollouts.engine.cache import memory, token_bytes
 from flopwright.simulator.rollouts.engine.catalog import load_served
@@ -17,6 +20,7 @@ from flopwright.simulator.rollouts.engine.price import Served, pass_seconds
 from flopwright.simulator.rollouts.engine.rows import load, touched_experts
 from flopwright.simulator.rollouts.engine.weights import gpu_weight_bytes, model_bytes, num_params
 from flopwright.spec.load import load_model
+from flopwright.spec.model import GqaAttention
 from flopwright.spec.parameters import parameters
 from flopwright.spec.rollouts.engine import Speculation, StepTable
 from flopwright.spec.rollouts.engine_served import EngineShape, EngineSoftware, served_model
@@ -174,3 +178,48 @@ def test_a_linear_table_is_linear_everywhere() -> None:
         assert table.seconds(attempts, 500.0 * attempts) == pytest.approx(
             1e-2 + 2e-5 * attempts + 3e-8 * 500 * attempts
         )
+
+
+@pytest.mark.parametrize(("tile", "milliseconds"), [(128, 15.97), (64, 9.3), (1, 5.10)])
+def test_padded_queries_make_decode_attention_of_h20_compute_bound(
+    tile: int, milliseconds: float
+) -> None:
+    """flash-attention issue 1572, H20: 128 sequences of 16,384 tokens, 128 heads over 16, bf16.
+
+    FlashAttention 3 with tiles of 128 and of 64 rows, and FlashInfer, which streams the cache.
+    """
+    model = load_served("qwen25_72b")
+    group = model.layers[0].model_copy(
+        update={"attention": GqaAttention(num_heads=128, num_kv_heads=16, head_dim=128)}
+    )
+    software = EngineSoftware(name="tiled", decode_tile_rows=tile)
+    on = Served(
+        model=model, cluster=cluster_of("hgx_h20", 1), shape=EngineShape(), software=software
+    )
+    seconds = float(decode_seconds(on, group, load(128.0, 128.0 * 16_384))[0])
+    assert seconds == pytest.approx(milliseconds / 1e3, rel=0.16)
+
+
+def test_a_wide_part_is_not_slowed_by_padded_queries_and_a_slow_kernel_is_by_its_share() -> None:
+    def attention_s(**changed: float) -> float:
+        on = replace(dense(), software=BARE.model_copy(update=changed))
+        return float(pass_seconds(on, load(64.0, 64.0 * 32_768)).parts["decode_attention"][0])
+
+    assert attention_s(decode_tile_rows=64) == attention_s()
+    assert attention_s(decode_share=0.25) == pytest.approx(4 * attention_s(), rel=0.05)
+
+
+def test_sampling_moves_its_bytes_of_every_logit() -> None:
+    few, many = (
+        float(
+            pass_seconds(
+                replace(dense(1), software=BARE.model_copy(update={"logit_bytes": n})),
+                load(256.0, 0.0),
+            ).parts["memory_bound"][0]
+        )
+        for n in (8.0, 56.0)
+    )
+    on = dense(1)
+    moved = 48.0 * 256 * on.model.vocab_size
+    rate = on.cluster.node.gpu.hbm_bytes_per_s
+    assert moved / rate < many - few < 2 * moved / rate
