@@ -22,21 +22,25 @@ def gated(groups: tuple[str, ...], gate: Tensor, up: Tensor, bounds: Bounds) -> 
     Args:
         groups: the recompute groups of the activation.
     """
+    y: Tensor
     if keeps_narrow(groups):
         y, *kept = gated_fp8(gate, up, list(bounds or ()))
         narrow_already(*kept)
-        return y
-    if bounds is None:
-        return region(groups, swiglu, narrow(gate), narrow(up))
-    return region(groups, situ_glu, narrow(gate), narrow(up), *bounds)
+    elif bounds is None:
+        y = region(groups, swiglu, narrow(gate), narrow(up))
+    else:
+        y = region(groups, situ_glu, narrow(gate), narrow(up), *bounds)
+    return y
 
 
 def gated_packed(groups: tuple[str, ...], gate_up: Tensor, bounds: Bounds) -> Tensor:
     """Returns the same of both side by side, [..., 2 * width]."""
+    y: Tensor
     if keeps_narrow(groups):
         y, *kept = gated_fp8_packed(gate_up, list(bounds or ()))
         narrow_already(*kept)
-        return y
-    if bounds is None:
-        return region(groups, swiglu_packed, narrow(gate_up))
-    return region(groups, situ_glu_packed, narrow(gate_up), *bounds)
+    elif bounds is None:
+        y = region(groups, swiglu_packed, narrow(gate_up))
+    else:
+        y = region(groups, situ_glu_packed, narrow(gate_up), *bounds)
+    return y

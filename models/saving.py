@@ -120,8 +120,9 @@ def keeps_narrow(groups: str | tuple[str, ...]) -> bool:
 def narrow_already(*tensors: Tensor) -> None:
     """Says of tensors that an operator has just saved that they are the narrow ones: they stay."""
     saver = _STATE.saver
-    for tensor in tensors if saver is not None else ():
-        saver.stays(tensor)
+    if saver is not None:
+        for tensor in tensors:
+            saver.stays(tensor)
 
 
 def stands(tensor: Tensor) -> Tensor:

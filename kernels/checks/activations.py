@@ -104,10 +104,15 @@ def gated_fp8_verdicts(
     slopes = Check(name=f"{name} slopes", op=lambda g, u, b: gated_fp8(g, u, b)[0], exact=at_kept,
                    tensors=(gate, up), rest=(bounds,))  # fmt: skip
     packed = Check(name=f"{name} packed", op=lambda both, b: gated_fp8_packed(both, b)[0],
-                   exact=lambda both, b: at_kept(*both.chunk(2, -1), b),
+                   exact=lambda both, b: at_kept(*_halves(both), b),
                    tensors=(torch.cat((gate, up), -1),), rest=(bounds,))  # fmt: skip
     both = verify(slopes, dtype) + verify(packed, dtype)
     return verdicts + [v for v in both if "grad" in v.name]
+
+
+def _halves(both: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up = both.chunk(2, -1)
+    return gate, up
 
 
 def _through(x: Tensor) -> Tensor:

@@ -76,7 +76,8 @@ def _sums(
 
     def by_group(x: Tensor) -> Tensor:
         """Returns sums of query heads by their key head, [B, S, G, width]."""
-        return x.unflatten(1, (-1, repeat)).sum(2).transpose(1, 2)
+        batch, heads, rows, width = x.shape
+        return x.reshape(batch, heads // repeat, repeat, rows, width).sum(2).transpose(1, 2)
 
     none = torch.zeros((), dtype=q.dtype, device=q.device)
     return of_out.transpose(1, 2), none, none, of_q.transpose(1, 2), by_group(of_k), by_group(of_v)

@@ -198,10 +198,10 @@ def verify(check: Check, dtype: torch.dtype, seed: int = 0) -> list[Verdict]:
     wide += [i in check.wide for i in range(len(check.tensors)) if i not in check.constant]
     return [
         judge(
-            f"{name} {str(dtype).removeprefix('torch.')}", *three, dtype,
+            f"{name} {str(dtype).removeprefix('torch.')}", got, right, torchs_own, dtype,
             magnitude=terms, by_row=own, wide=wide[i], around=around if i >= outputs else 0.0,
         )
-        for i, (name, *three, terms, own) in enumerate(
+        for i, (name, got, right, torchs_own, terms, own) in enumerate(
             zip(_names(check), found, exact, torchs, sums, rows, strict=True)
         )
     ]  # fmt: skip

@@ -21,6 +21,7 @@ from flopwright.kernels.checks.contenders import (
     rows_of,
     running_with,
 )
+from flopwright.kernels.checks.speed_more import MORE
 from flopwright.kernels.fp8_quantize import reference as fp8_reference
 from flopwright.kernels.fp8_quantize.cost import quantize as quantize_cost
 from flopwright.kernels.fp8_quantize.op import quantize
@@ -238,7 +239,7 @@ def recurrent_cases(m: Maker) -> Iterator[Case]:
     }
     if m.library("kda"):
         contenders["library"] = running_with("kda", "library", lambda *a: kda(*a, 128**-0.5)[0])
-        contenders["fla"] = lambda *a: libraries.kda(*a, None, 128**-0.5)[0]
+        contenders["fla"] = lambda q, k, v, g, b: libraries.kda(q, k, v, g, b, None, 128**-0.5)[0]
     if m.device.type == "cpu":
         contenders["torch"] = running_with("kda", "reference", lambda *a: kda(*a, 128**-0.5)[0])
     yield Case(
@@ -258,5 +259,5 @@ def recurrent_cases(m: Maker) -> Iterator[Case]:
 
 MAKERS = (
     grouped_cases, attention_cases, norm_cases, gate_cases, row_cases, head_cases,
-    recurrent_cases,
+    recurrent_cases, *MORE,
 )  # fmt: skip

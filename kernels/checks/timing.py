@@ -16,6 +16,7 @@ from flopwright.kernels.libraries import LIBRARIES, missing
 
 _CACHE_BYTES: Final = 256 * 2**20  # written between calls, so that none finds its inputs in L2
 _WARMUP: Final = 3
+_BUDGET_S: Final = {"cuda": 0.5, "cpu": 0.03}  # a CPU shows that contenders run, no more
 _REPEATS: Final = 30
 
 
@@ -31,8 +32,9 @@ class Floor:
         return max(flops / self.flops_per_s, nbytes / self.bytes_per_s)
 
 
-def seconds(call: Callable[[], Any], device: torch.device, budget_s: float = 0.5) -> list[float]:
+def seconds(call: Callable[[], Any], device: torch.device) -> list[float]:
     """Returns the seconds of calls after a warm-up, at least three within the budget."""
+    budget_s = _BUDGET_S[device.type]
     for _ in range(_WARMUP):
         call()
     if device.type != "cuda":

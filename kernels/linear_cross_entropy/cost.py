@@ -37,8 +37,9 @@ def linear_cross_entropy(
     # Of a part of the logits' gradient: written, and read by both products.
     row(Phase.FORWARD, 1 if sides == 1 else 4, (1 if sides == 1 else 4) * (x + w) + seen / 2,
         8 * t * one + seen / 2)  # fmt: skip
-    row(Phase.BACKWARD_INPUT, sides + 1, (sides + 1) * (x + w) + d + seen, x + d + seen / 2)
-    row(Phase.BACKWARD_WEIGHT, 1, x + d, w)
+    # Both gradients are made together: none waits for a later phase.
+    row(Phase.BACKWARD_INPUT, sides + 2, (sides + 2) * x + (sides + 1) * w + 2 * d + seen,
+        x + w + d + seen / 2)  # fmt: skip
 
 
 def scratch_bytes(tokens: ArrayLike, vocab: ArrayLike, dtype: str) -> Array:

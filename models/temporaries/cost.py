@@ -96,7 +96,7 @@ def _head(moments: _Moments, spec: ModelSpec) -> None:
         moments.row("loss", logits + t, unused)
     weight = moments.weights * local.vocab(spec.vocab_size) * spec.hidden_size
     # The gradient of the logits stands where the logits were.
-    together = 0.0
+    together = np.zeros(())
     if fused.any():
         together = fused * _head_in_one(local, spec)
     moments.row("lm_head", t * spec.hidden_size + weight, together - wide * t * (1 - fused))

@@ -70,12 +70,12 @@ def test_every_kernel_is_checked() -> None:
 
 @pytest.mark.slow
 def test_kernels_benchmark(tmp_path: Path) -> None:
-    found = _run("kernels.py", "--budget", "20")
+    found = _run("kernels.py", "--budget", "60")
     assert found["note"].startswith("not measured on a GPU")
     assert found["choices"] == {}
     assert not [r for r in found["rows"] if "error" in r]
     by_op = {r["op"] for r in found["rows"]}
-    assert {"attention", "grouped_gemm", "linear_cross_entropy", "kda"} <= by_op
+    assert set(GROUPS) <= by_op  # every kernel
     for row in found["rows"]:
         assert row["forward_s"] > 0
 

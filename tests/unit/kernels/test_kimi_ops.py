@@ -10,9 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flopwright.kernels.attention.cached import cached_attention
+from flopwright.kernels.attention.reference import hidden_keys
+from flopwright.kernels.attention.sinks import attention_with_sinks
 from flopwright.kernels.attn_res.op import attn_res
 from flopwright.kernels.kda_gate.op import kda_gate
 from flopwright.kernels.output_gate.op import gated_norm, sigmoid_gate
+from flopwright.kernels.relu2.op import relu2
 from flopwright.kernels.short_conv.op import short_conv
 from flopwright.kernels.swiglu import reference as swiglu
 from flopwright.kernels.swiglu.situ_packed import situ_glu_packed
@@ -40,6 +44,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "attn_res": (
         lambda a, b, c, q, w: attn_res([a, b, c], q, w, 1e-5),
         (*(_random(2, 3, 4, seed=i) for i in range(3)), _random(1, 4), _random(4)),
+    ),
+    "relu2": (relu2, (_random(3, 8),)),
+    "sinks": (
+        lambda *t: attention_with_sinks(*t, 0.5, 3)[0],
+        (*(_random(2, 6, h, 4, seed=h) for h in (4, 2, 2)), _random(4)),
     ),
     "situ_glu_packed": (lambda x: situ_glu_packed(x, 4.0, 25.0), (_random(3, 8),)),
 }
@@ -107,3 +116,22 @@ def test_packed_activation_is_the_unpacked_one() -> None:
         situ_glu_packed(x, 4.0, 25.0), swiglu.situ_glu(*x.chunk(2, -1), 4.0, 25.0)
     )
     assert situ_glu_packed(x * 1e3, 4.0, 25.0).abs().max() <= 100
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_sink_is_one_more_logit_without_a_value(window: int) -> None:
+    q, k, v = (_random(2, 6, 4, 4, seed=i) for i in range(3))
+    sinks = _random(4, seed=9)
+    scores = torch.einsum("bshd,bthd->bhst", q, k) * 0.5
+    hidden = hidden_keys(6, 6, window, q.device)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    column = sinks.view(1, 4, 1, 1).expand(2, 4, 6, 1)
+    shares = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+    expected = torch.einsum("bhst,bthd->bshd", shares, v)
+    found, lse = attention_with_sinks(q, k, v, sinks, 0.5, window)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(lse, torch.cat((scores, column), -1).logsumexp(-1))
+    last = cached_attention(q[:, 4:], k, v, 0.5, window, sinks)
+    torch.testing.assert_close(last, expected[:, 4:])
+    alone = cached_attention(q, k, v, 0.5, window, sinks)
+    torch.testing.assert_close(alone, expected)
