@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from flopwright.kernels.layer_norm.op import layer_norm
-from flopwright.kernels.rms_norm.op import rms_norm
+from flopwright.kernels.rms_norm.op import add_rms_norm, rms_norm
+from flopwright.models.saving import drops, region
 
 
 class RmsNorm(nn.Module):
@@ -44,6 +45,15 @@ class LayerNorm(nn.Module):
         y: Tensor
         y, _, _ = layer_norm(x, self.weight, self.bias, self.eps)
         return y
+
+
+def added_and_normed(x: Tensor, more: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Returns (x + more, the norm of that), in one op where the norm's result is kept."""
+    if isinstance(norm, RmsNorm) and not drops("norm"):
+        normed, total = add_rms_norm(more, x, norm.weight, norm.eps)
+        return total, normed
+    total = x + more
+    return total, region("norm", norm, total)
 
 
 NORMS: dict[Literal["rms_norm", "layer_norm"], type[RmsNorm] | type[LayerNorm]] = {

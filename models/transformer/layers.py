@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from flopwright.models.attn_res.module import mixed_and_normed
 from flopwright.models.cache import LayerCache, StateCache
 from flopwright.models.moe.module import MixtureOfExperts
-from flopwright.models.norm.module import RmsNorm
+from flopwright.models.norm.module import RmsNorm, added_and_normed
 from flopwright.models.projection.module import Projection
 from flopwright.models.saving import region
 
@@ -31,8 +31,8 @@ class Layer(nn.Module):
             cache: what attention keeps of the positions before `start`; x's are added.
             start: position of the first state in x.
         """
-        x = x + self.self_attn(region("norm", self.input_layernorm, x), cache, start)
-        normed = region("norm", self.post_attention_layernorm, x)
+        attended = self.self_attn(region("norm", self.input_layernorm, x), cache, start)
+        x, normed = added_and_normed(x, attended, self.post_attention_layernorm)
         return x + self._fed_forward(normed)
 
     def _fed_forward(self, normed: Tensor) -> Tensor:

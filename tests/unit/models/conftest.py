@@ -16,14 +16,16 @@ from flopwright.models.transformer.module import Stage
 
 # Ops whose time is the bytes they move; whatever they do inside is not counted.
 BYTES_ONLY = {
-    "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "rope",
+    "rms_norm", "rms_norm_backward", "add_rms_norm", "add_rms_norm_backward",
+    "layer_norm", "layer_norm_backward", "rope",
     "mla_key_value", "swiglu", "swiglu_packed", "route", "sort_by_expert",
     "permute", "unpermute", "cross_entropy", "embedding", "mla_key_value_backward",
     "swiglu_backward", "swiglu_packed_backward", "permute_backward", "unpermute_backward",
     "situ_glu", "situ_glu_backward", "situ_glu_packed", "situ_glu_packed_backward",
     "short_conv", "short_conv_backward", "kda_gate", "kda_gate_backward", "sigmoid_gate",
     "sigmoid_gate_backward", "gated_norm", "gated_norm_backward", "attn_res",
-    "attn_res_backward", "balance_histogram",
+    "attn_res_backward", "balance_histogram", "relu2", "relu2_backward",
+    "expert_bias", "expert_bias_backward", "clamped_glu_packed", "clamped_glu_packed_backward",
 }  # fmt: skip
 MATMUL_MARKERS = ("mm", "matmul", "dot", "conv", "attention", "linear", "einsum", "aten::mv")
 
@@ -125,6 +127,7 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
     "linear": linear_reference.linear,
     "attention": _causal_attention,
     "attention_backward": _causal_attention_backward,
+    "attention_with_sinks": lambda q, k, v, sinks, *rest: _causal_attention(q, k, v, *rest),
     "grouped_gemm": _grouped,
     "grouped_gemm_input_gradient": _grouped_input_gradient,
     "grouped_gemm_weight_gradient": _grouped_weight_gradient,
