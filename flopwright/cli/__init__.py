@@ -33,6 +33,7 @@ VERBS: Final[dict[str, str]] = {
     "dashboard": "Open the dashboard in a browser.",
     "demo": "Run the whole loop on this machine.",
     "generate": "Write text with a checkpoint of a run.",
+    "convert": "Write a checkpoint folder in another release format (FP8, MXFP4, INT4, bf16).",
     "import": "Read a running job's configuration into a plan file.",
     "import-log": "Read another program's log or trace into the store.",
     "store": "Show what the store holds; write it to a Parquet file, or add one.",

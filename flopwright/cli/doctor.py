@@ -37,6 +37,7 @@ NEEDS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "run": (("torch", "deepspeed", "tokenizers", "safetensors"), "train"),
     "tournament": (("torch", "deepspeed", "tokenizers", "safetensors"), "train"),
     "generate": (("torch", "tokenizers", "safetensors"), "train"),
+    "convert": (("torch",), "train"),
     "demo": (("torch", "deepspeed", "tokenizers", "safetensors", "matplotlib", "plotly"), "all"),
     "dashboard": (("streamlit", "plotly"), "dashboard"),
 }
