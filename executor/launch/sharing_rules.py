@@ -21,6 +21,7 @@ def sharing_rules(plan: PlanFile) -> Iterable[Rule]:
     parallel, model = plan.parallel, plan.scenario.model
     yield from _tensor_rules(parallel, model)
     yield from _context_rules(parallel, model)
+    yield _expert_rule(parallel, model)
     yield _token_rule(parallel, plan.scenario.workload.seq_len)
 
 
@@ -34,6 +35,9 @@ def _tensor_rules(plan: ParallelPlan, model: ModelSpec) -> Iterable[Rule]:
     yield ("parallel.tp", empty, value, "use less: a rank would hold no row of the vocabulary")
     attention, linear = model.attention, model.linear_attention is not None
     normed = isinstance(attention, GqaAttention) and attention.qk_norm
+    together = isinstance(attention, GqaAttention) and attention.qk_norm_whole
+    value = f"{plan.tp}, with a norm over all heads"
+    yield ("parallel.tp", plan.tp > 1 and together, value, "use 1: heads would be apart")
     apart = plan.tp > 1 and not plan.sequence_parallel and (normed or linear)
     fix = "use true: gradients of these norms are parts of a sum on each rank"
     value = f"false, with {'linear attention' if linear else 'normalised queries and keys'}"
@@ -52,9 +56,17 @@ def _cut_counts(model: ModelSpec) -> Iterable[tuple[int, str]]:
         yield width, "columns of the shared experts"
 
 
+def _expert_rule(plan: ParallelPlan, model: ModelSpec) -> Rule:
+    biased = model.moe is not None and model.moe.bias
+    fix = "use 1: each of these ranks would add the experts' biases"
+    return ("parallel.etp", plan.etp > 1 and biased, f"{plan.etp}, with biases", fix)
+
+
 def _context_rules(plan: ParallelPlan, model: ModelSpec) -> Iterable[Rule]:
     attention, exchanged = model.attention, plan.context_parallel == "ulysses"
     window = attention.sliding_window if isinstance(attention, GqaAttention) else None
+    sinks = isinstance(attention, GqaAttention) and attention.sinks
+    yield ("parallel.cp", plan.cp > 1 and sinks, f"{plan.cp}, with attention sinks", "use 1")
     linear = plan.cp > 1 and model.linear_attention is not None
     yield ("parallel.cp", linear, f"{plan.cp}, with linear attention", "use 1")
     fix = "use context_parallel ulysses: only it sees runs of neighbouring tokens"

@@ -102,9 +102,11 @@ def _host_rules(plan: PlanFile) -> Iterable[_Rule]:
 def _qk_clip_rule(plan: PlanFile) -> _Rule:
     attention, tau = plan.scenario.model.attention, plan.scenario.workload.optimizer.qk_clip_tau
     normalised = isinstance(attention, GqaAttention) and attention.qk_norm
-    value = f"{tau}, with normalised queries and keys"
-    fix = "leave it out: the norm bounds the logits already"
-    return ("workload.optimizer.qk_clip_tau", tau is not None and normalised, value, fix)
+    sinks = isinstance(attention, GqaAttention) and attention.sinks
+    value = f"{tau}, with {'normalised queries and keys' if normalised else 'attention sinks'}"
+    fix = "leave it out: the norm bounds the logits already" if normalised else "leave it out"
+    asked = tau is not None and (normalised or sinks)
+    return ("workload.optimizer.qk_clip_tau", asked, value, fix)
 
 
 def _workload_rules(workload: Workload) -> Iterable[_Rule]:

@@ -321,7 +321,7 @@ def start_trial(
         optimizer=workload.optimizer,
         precision=workload.precision,
         timer=timer,
-        matrices=matrix_layouts(spec, plan),
+        matrices=matrix_layouts(spec, plan, per_head=workload.optimizer.per_head),
     )
     return Trial(
         entry=entry,

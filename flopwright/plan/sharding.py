@@ -65,6 +65,9 @@ class OwnedTensor:
 def tensor_cuts(param: ParamTensor) -> tuple[Cut, ...]:
     """Returns how the groups of a plan cut a tensor, whatever their sizes."""
     leaf = param.name.rsplit(".", 2)
+    if param.role == "expert" and param.is_bias:
+        inside = Cut(dim=1, axis="etp", blocks=2)
+        return (Cut(dim=0, axis="ep"), *((inside,) if "gate_up" in leaf[-1] else ()))
     if param.role == "expert":
         gate_up = leaf[-1] == "gate_up_proj"
         inner = Cut(dim=1, axis="etp", blocks=2) if gate_up else Cut(dim=2, axis="etp")

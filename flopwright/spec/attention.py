@@ -20,13 +20,18 @@ from flopwright.spec.base import Grown, Spec
 Size = Annotated[int, Field(ge=1, le=2**24)]
 
 
-class YarnScaling(Spec):
+class YarnScaling(Grown):
     """YaRN context extension (arXiv 2309.00071).
 
     cos and sin are multiplied by m(factor, mscale) / m(factor, mscale_all_dim), q.k by
     m(factor, mscale_all_dim)^2, m(f, w) = 0.1 w ln f + 1. DeepSeek's models give both
     weights; with the defaults (1 and 0) it is the form of Llama and Qwen.
+
+    Attributes:
+        truncate: the range of pairs between slow and fast ends at whole ones (not in gpt-oss).
     """
+
+    later_fields = ("truncate",)
 
     kind: Literal["yarn"] = "yarn"
     factor: PositiveFloat
@@ -35,6 +40,7 @@ class YarnScaling(Spec):
     beta_slow: PositiveFloat = 1.0
     mscale: PositiveFloat = 1.0
     mscale_all_dim: float = 0.0
+    truncate: bool = True
 
 
 class LinearScaling(Spec):
@@ -82,11 +88,22 @@ RopeScaling = Annotated[
 ]
 
 
-class Rope(Spec):
-    """Rotary position embedding."""
+class Rope(Grown):
+    """Rotary position embedding.
+
+    Attributes:
+        fraction: share of a head's width that is turned, its first columns (GLM-4.5: a half).
+    """
+
+    later_fields = ("fraction",)
 
     theta: PositiveFloat = 10_000.0
     scaling: RopeScaling | None = None
+    fraction: float = Field(default=1.0, gt=0, le=1)
+
+    def width(self, head_dim: int) -> int:
+        """Returns how many columns of a head are turned."""
+        return int(head_dim * self.fraction)
 
 
 def _even_for_rope(name: str, width: int) -> None:
@@ -121,6 +138,8 @@ class MlaAttention(Grown):
     @model_validator(mode="after")
     def _pairs(self) -> Self:
         _even_for_rope("qk_rope_head_dim", self.qk_rope_head_dim)
+        if self.rope is not None and self.rope.fraction != 1:
+            raise ValueError("rope.fraction: latent attention turns all of qk_rope_head_dim")
         return self
 
     @property
@@ -143,9 +162,20 @@ class GqaAttention(Grown):
         sliding_window: a query sees itself and the sliding_window - 1 positions before it;
             None: all before it.
         first_window_layer: layers below it see everything (Qwen2's max_window_layers).
+        full_every: under a window every so many layers, from the first one on, the last of them
+            sees everything (gpt-oss: 2).
+        sinks: one learned logit a head with no value behind it (gpt-oss).
+        qk_norm_whole: qk_norm is over all heads together (MiniMax-M2), not head by head.
     """
 
-    later_fields = ("o_bias", "sliding_window", "first_window_layer")
+    later_fields = (
+        "o_bias",
+        "sliding_window",
+        "first_window_layer",
+        "full_every",
+        "sinks",
+        "qk_norm_whole",
+    )
 
     kind: Literal["gqa"] = "gqa"
     num_heads: Size
@@ -156,6 +186,9 @@ class GqaAttention(Grown):
     o_bias: bool = False
     sliding_window: Size | None = None
     first_window_layer: NonNegativeInt = 0
+    full_every: Size | None = None
+    sinks: bool = False
+    qk_norm_whole: bool = False
     rope: Rope | None = Rope()
 
     @property
@@ -177,6 +210,16 @@ class GqaAttention(Grown):
     def _groups(self) -> Self:
         if self.rope is not None:
             _even_for_rope("head_dim", self.head_dim)
+            turned = self.head_dim * self.rope.fraction
+            if turned != int(turned) or turned % 2:
+                raise ValueError(
+                    f"rope.fraction ({self.rope.fraction:g}) must leave an even number of "
+                    f"columns of head_dim ({self.head_dim})"
+                )
+        if self.qk_norm_whole and not self.qk_norm:
+            raise ValueError("qk_norm_whole goes with qk_norm")
+        if self.full_every is not None and self.sliding_window is None:
+            raise ValueError("full_every goes with a sliding_window")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads})"

@@ -80,7 +80,8 @@ NVFP4: Final = WeightFormat(
 def _stored_bytes(param: ParamTensor, weight_format: WeightFormat) -> int:
     if param.tied:
         return 0
-    if param.role in weight_format.roles and len(param.shape) >= 2:
+    matrix = len(param.shape) >= 2 and not param.is_bias
+    if param.role in weight_format.roles and matrix:
         return weight_format.tensor_bytes(param.shape)
     return param.numel * BF16.bits // 8
 

@@ -30,22 +30,25 @@ class Mlp(Grown):
     """The dense feed-forward block; `bias` is on all of its matrices or on none.
 
     Attributes:
-        kind: "situ_glu" is gate_bound tanh(g / gate_bound) sigmoid(g) times
-            up_bound tanh(u / up_bound) (Kimi K3); experts have the same activation.
+        kind: "relu2" is the square of relu (Nemotron-4), "situ_glu" is
+            gate_bound tanh(g / gate_bound) sigmoid(g) times up_bound tanh(u / up_bound)
+            (Kimi K3); experts have the same activation. "clamped_glu" is gpt-oss's, of experts
+            alone: (u + 1) g sigmoid(1.702 g) of g at most and u within limit.
     """
 
-    later_fields = ("bias", "gate_bound", "up_bound")
+    later_fields = ("bias", "gate_bound", "up_bound", "limit")
 
-    kind: Literal["swiglu", "gelu", "situ_glu"] = "swiglu"
+    kind: Literal["swiglu", "gelu", "relu2", "situ_glu", "clamped_glu"] = "swiglu"
     intermediate_size: Size
     bias: bool = False
     gate_bound: PositiveFloat | None = None
     up_bound: PositiveFloat | None = None
+    limit: PositiveFloat | None = None
 
     @property
     def gated(self) -> bool:
         """Whether two matrices lead in: a gate and what it gates."""
-        return self.kind != "gelu"
+        return self.kind not in {"gelu", "relu2"}
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -58,6 +61,8 @@ class Mlp(Grown):
     def _bounded(self) -> Self:
         if (self.kind == "situ_glu") != (self.bounds is not None):
             raise ValueError("gate_bound and up_bound go with kind situ_glu, both of them")
+        if (self.kind == "clamped_glu") != (self.limit is not None):
+            raise ValueError("limit goes with kind clamped_glu")
         return self
 
 
@@ -74,9 +79,10 @@ class Moe(Grown):
             a norm of their sum, one up (LatentMoE, Kimi K3).
         balance: how the selection bias follows the loads: "sign" moves it by
             bias_update_rate, "quantile" sets it from the quantiles of the scores (Kimi K3).
+        bias: of the router and of the routed experts' matrices (gpt-oss).
     """
 
-    later_fields = ("sequence_balance_loss", "latent_size", "balance")
+    later_fields = ("sequence_balance_loss", "latent_size", "balance", "bias")
 
     num_experts: Size
     top_k: Size
@@ -92,6 +98,7 @@ class Moe(Grown):
     sequence_balance_loss: float = Field(default=0, ge=0)
     latent_size: Size | None = None
     balance: Literal["sign", "quantile"] = "sign"
+    bias: bool = False
 
     @property
     def sparsity(self) -> float:
@@ -174,6 +181,9 @@ class ModelSpec(Grown):
                 f"full_attention_layers must be ascending, below num_layers ({self.num_layers}) "
                 "and at least one"
             )
+        shared = self.moe is not None and self.moe.num_shared_experts > 0
+        if self.mlp.kind == "clamped_glu" and (shared or not self.is_moe_layer(0)):
+            raise ValueError("mlp.kind clamped_glu is of routed experts alone, in every layer")
         if self.attn_res_block is not None and self.mtp_layers:
             raise ValueError("mtp_layers does not go with attn_res_block")
         return self
@@ -220,9 +230,10 @@ class ModelSpec(Grown):
     def sliding_window(self, layer: int) -> int | None:
         """Returns how many positions a query of this layer sees at most, None for all."""
         attn = self.attention_of(layer)
-        if isinstance(attn, GqaAttention) and layer >= attn.first_window_layer:
-            return attn.sliding_window
-        return None
+        if not isinstance(attn, GqaAttention) or layer < attn.first_window_layer:
+            return None
+        whole = attn.full_every is not None and (layer + 1) % attn.full_every == 0
+        return None if whole else attn.sliding_window
 
     def shrunk(self, *, hidden_size: int, num_layers: int, **sizes: Any) -> ModelSpec:
         """Returns a small model of the same family and proportions; see `spec.shrink`."""

@@ -58,17 +58,27 @@ class ParamTensor:
         return 0 if self.tied else math.prod(self.shape)
 
     @property
+    def is_bias(self) -> bool:
+        """Whether it is added, not multiplied; those of experts are stacked as well."""
+        return self.name.endswith("bias")
+
+    @property
     def is_matrix(self) -> bool:
         """Whether Muon would orthogonalise it: hidden matrices, not tables, heads or vectors."""
-        return len(self.shape) >= 2 and self.role in {
-            "attention",
-            "mlp",
-            "expert",
-            "shared_expert",
-            "router",
-            "mtp",
-            "latent",
-        }
+        return (
+            len(self.shape) >= 2
+            and not self.is_bias
+            and self.role
+            in {
+                "attention",
+                "mlp",
+                "expert",
+                "shared_expert",
+                "router",
+                "mtp",
+                "latent",
+            }
+        )
 
 
 class _Named:
@@ -138,12 +148,15 @@ def _grouped_attention(tensor: _Named, attn: GqaAttention, h: int) -> Iterator[P
         yield tensor(f"{name}.weight", out, h)
         if attn.bias:
             yield tensor(f"{name}.bias", out)
+    if attn.sinks:
+        yield tensor("sinks", attn.num_heads, role="channel")
     yield tensor("o_proj.weight", h, q_out)
     if attn.o_bias:
         yield tensor("o_proj.bias", h)
     if attn.qk_norm:
-        yield tensor("q_norm.weight", attn.head_dim, role="norm")
-        yield tensor("k_norm.weight", attn.head_dim, role="norm")
+        whole = attn.qk_norm_whole
+        yield tensor("q_norm.weight", q_out if whole else attn.head_dim, role="norm")
+        yield tensor("k_norm.weight", kv_out if whole else attn.head_dim, role="norm")
 
 
 def _dense(
@@ -165,6 +178,8 @@ def _feed_forward(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
     moe, h = spec.moe, spec.hidden_size
     assert moe is not None
     yield tensor("gate.weight", moe.num_experts, h, role="router")
+    if moe.bias:
+        yield tensor("gate.bias", moe.num_experts, role="router")
     if moe.router == "sigmoid_noaux_tc":
         bias = tensor("gate.e_score_correction_bias", moe.num_experts, role="router")
         yield replace(bias, trainable=False)
@@ -175,6 +190,9 @@ def _feed_forward(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
         yield tensor("routed_expert_up_proj.weight", h, width, role="latent")
     yield tensor("experts.gate_up_proj", moe.num_experts, 2 * m, width, role="expert")
     yield tensor("experts.down_proj", moe.num_experts, width, m, role="expert")
+    if moe.bias:
+        yield tensor("experts.gate_up_proj_bias", moe.num_experts, 2 * m, role="expert")
+        yield tensor("experts.down_proj_bias", moe.num_experts, width, role="expert")
     if moe.num_shared_experts:
         shared = moe.num_shared_experts * m
         yield from _dense(tensor, "shared_experts.", spec, shared, "shared_expert", False)

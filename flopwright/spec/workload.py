@@ -68,9 +68,11 @@ class Optimizer(Grown):
     Attributes:
         qk_clip_tau: what no attention logit is to exceed (QK-Clip, arXiv 2507.20534, where it
             is 100); None: logits are not looked at.
+        per_head: muon orthogonalises the rows of each head by themselves in the matrices that
+            make queries, keys and values (arXiv 2607.24653).
     """
 
-    later_fields = ("qk_clip_tau",)
+    later_fields = ("qk_clip_tau", "per_head")
 
     kind: Literal["adamw", "muon"] = "adamw"
     weight_decay: NonNegativeFloat = 0.1
@@ -80,6 +82,13 @@ class Optimizer(Grown):
     momentum: float = Field(default=0.95, ge=0, lt=1)
     gradient_clip: PositiveFloat | None = 1.0
     qk_clip_tau: PositiveFloat | None = None
+    per_head: bool = False
+
+    @model_validator(mode="after")
+    def _heads(self) -> Self:
+        if self.per_head and self.kind != "muon":
+            raise ValueError("per_head goes with kind muon")
+        return self
 
     @property
     def states_per_matrix_weight(self) -> int:

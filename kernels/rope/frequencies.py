@@ -53,8 +53,10 @@ def _yarn(plain: Array, yarn: YarnScaling, theta: float, width: int) -> Array:
         turned = yarn.original_max_seq_len / (2 * math.pi * turns)
         return width * math.log(turned) / (2 * math.log(theta))
 
-    low = max(math.floor(pair(yarn.beta_fast)), 0)
-    high = min(math.ceil(pair(yarn.beta_slow)), width - 1)
+    first, last = pair(yarn.beta_fast), pair(yarn.beta_slow)
+    if yarn.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, width - 1)
     ramp = np.clip((np.arange(width // 2) - low) / max(high - low, 1e-3), 0, 1)
     return np.asarray(plain * (1 - ramp) + plain / yarn.factor * ramp)
 

@@ -34,7 +34,9 @@ def grouped_query_attention(
         linear(cost, f"{name}_proj", rows=t, k=hidden, n=count * dim, dtype=dtype, bias=spec.bias)
         if normed:
             cost.saved(f"{name}_proj.out", out * local.width)
-            norm(cost, f"{name}_norm", rows=t * count, width=dim, dtype=dtype)
+            heads_apart = 1.0 if spec.qk_norm_whole else count
+            width = dim * count / heads_apart
+            norm(cost, f"{name}_norm", rows=t * heads_apart, width=width, dtype=dtype)
         if spec.rope is not None and name != "v":
             rope(cost, f"{name}_rope", elements=out, dtype=dtype, tag=tag)
         cost.saved(name, out * local.width, tag=tag)

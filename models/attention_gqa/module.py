@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flopwright.kernels.attention.cached import cached_attention
+from flopwright.kernels.attention.sinks import attention_with_sinks
 from flopwright.kernels.rope.frequencies import softmax_scale
 from flopwright.kernels.rope.op import rope
 from flopwright.models.cache import LayerCache
@@ -56,9 +57,16 @@ class GroupedQueryAttention(nn.Module):
         self.o_proj = RowProjection(
             q_out, hidden, self.tensor, "o_proj", bias=spec.o_bias, dtype=dtype, device=device
         )
+        sinks = torch.empty(spec.num_heads // size, dtype=dtype, device=device)
+        self.sinks = nn.Parameter(sinks) if spec.sinks else None
+        assert self.sinks is None or self.context.size == 1, "refused (executor/launch)"
         if spec.qk_norm:
-            self.q_norm = RmsNorm(spec.head_dim, eps, dtype=dtype, device=device)
-            self.k_norm = RmsNorm(spec.head_dim, eps, dtype=dtype, device=device)
+            whole = spec.qk_norm_whole
+            assert not whole or size == 1, "refused (executor/launch)"
+            widths = (q_out, kv_out) if whole else (spec.head_dim, spec.head_dim)
+            self.q_norm, self.k_norm = (
+                RmsNorm(width, eps, dtype=dtype, device=device) for width in widths
+            )
 
     def forward(self, x: Tensor, cache: LayerCache | None = None, start: int = 0) -> Tensor:
         """Returns the attended states.
@@ -79,21 +87,28 @@ class GroupedQueryAttention(nn.Module):
         else:
             q, k = _turned(q, cos, sin), _turned(k, cos, sin)
         if cache is None:
-            attend = self.context.attend
+            attend = self.context.attend if self.sinks is None else self._with_sinks
             out = region("core_attn", attend, q, k, v, self.scale, self.window, keep=1)
         else:
             k, v = cache.extend(k, v)
-            out = cached_attention(q, k, v, self.scale, self.window)
+            out = cached_attention(q, k, v, self.scale, self.window, self.sinks)
         projected: Tensor = self.o_proj(out.flatten(2))
         return projected
+
+    def _with_sinks(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        out: Tensor = attention_with_sinks(q, k, v, self.sinks, scale, window)[0]
+        return out
 
 
 def _turned(x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
     if cos is None:
         return x
-    turned: Tensor = rope(x, cos, sin, 0, False)
-    return turned
+    width = 2 * cos.shape[-1]
+    turned: Tensor = rope(x[..., :width], cos, sin, 0, False)
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)
 
 
 def _normed_and_turned(x: Tensor, norm: RmsNorm, cos: Tensor | None, sin: Tensor | None) -> Tensor:
-    return _turned(norm(x), cos, sin)
+    whole = norm.weight.numel() != x.shape[-1]
+    normed = norm(x.flatten(2)).view(x.shape) if whole else norm(x)
+    return _turned(normed, cos, sin)

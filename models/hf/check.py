@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flopwright.errors import Violation
 from flopwright.models.formats.stored import StoredWeight
@@ -12,6 +13,8 @@ from flopwright.models.hf.files import problem
 from flopwright.models.hf.header import WEIGHT_DTYPES
 from flopwright.models.hf.names import is_derived, stored_tensors
 from flopwright.spec.model import ModelSpec
+
+_DENSE: Final = re.compile(r"block_sparse_moe\.(?=(gate|up|down)_proj\.)")
 
 
 def check_weights(
@@ -59,8 +62,13 @@ def _unexpected(weight: StoredWeight) -> Violation:
 
 
 def full_name(name: str, spec: ModelSpec) -> str:
-    """Returns GPT-2 names with the prefix that its first release left out."""
+    """Returns a tensor's released name: GPT-2's first release left a prefix out.
+
+    transformers 5 writes Kimi Linear's dense layer under the name of its experts' block.
+    """
     bare = spec.family == "gpt2" and name.split(".")[0] in {"h", "wte", "wpe", "ln_f"}
+    if spec.family == "kimi_linear":
+        return _DENSE.sub("mlp.", name)
     return f"transformer.{name}" if bare else name
 
 

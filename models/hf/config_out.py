@@ -8,7 +8,9 @@ from typing import Any, Final
 from flopwright.errors import InputError, Violation, did_you_mean
 from flopwright.models.hf.config import import_config
 from flopwright.models.hf.families import FAMILIES
+from flopwright.models.hf.glm import write_glm4_moe
 from flopwright.models.hf.kimi import write_kimi_k3, write_kimi_linear
+from flopwright.models.hf.minimax import write_minimax_m2
 from flopwright.models.hf.rope import rope_fields
 from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec, Moe
 
@@ -146,6 +148,14 @@ def _kimi(spec: ModelSpec) -> Config:
     return write_kimi_k3(spec) if spec.family == "kimi_k3" else write_kimi_linear(spec)
 
 
+def _newer_moe(spec: ModelSpec) -> Config:
+    attn, moe = spec.attention, _moe(spec)
+    if not isinstance(attn, GqaAttention):
+        raise _wrong(spec, "attention.kind", attn.kind, "gqa")
+    write = write_minimax_m2 if spec.family == "minimax_m2" else write_glm4_moe
+    return write(spec, attn, moe)
+
+
 def _gpt2(spec: ModelSpec) -> Config:
     return {
         "activation_function": "gelu_new",
@@ -172,6 +182,8 @@ _WRITERS: Final[dict[str, Callable[[ModelSpec], Config]]] = {
     "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral,
     "gpt2": _gpt2,
+    "glm4_moe": _newer_moe,
+    "minimax_m2": _newer_moe,
     "kimi_linear": _kimi,
     "kimi_k3": _kimi,
 }

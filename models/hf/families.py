@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flopwright.models.hf.fields import Fields
+from flopwright.models.hf.glm import read_glm4_moe
 from flopwright.models.hf.kimi import read_kimi_k3, read_kimi_linear
+from flopwright.models.hf.minimax import read_minimax_m2
 from flopwright.models.hf.rope import read_rope
 
 # Neither shape nor function of the model: identity, tokens, storage, generation defaults.
@@ -289,6 +291,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_moe": Family("qwen3_moe", ("Qwen3MoeForCausalLM",), _qwen3_moe),
     "mixtral": Family("mixtral", ("MixtralForCausalLM",), _mixtral),
     "gpt2": Family("gpt2", ("GPT2LMHeadModel",), _gpt2),
+    "glm4_moe": Family("glm4_moe", ("Glm4MoeForCausalLM",), read_glm4_moe),
+    "minimax_m2": Family("minimax_m2", ("MiniMaxM2ForCausalLM",), read_minimax_m2),
     "kimi_linear": Family("kimi_linear", ("KimiLinearForCausalLM",), read_kimi_linear),
     "kimi_k3": Family(
         "kimi_k3",

@@ -54,6 +54,7 @@ class _Experts:
 
     Attributes:
         prefix: what all of its names begin with.
+        bias: what stands before the selection bias in its name.
     """
 
     block: str
@@ -61,6 +62,7 @@ class _Experts:
     up: str
     down: str
     prefix: str = ""
+    bias: str = "gate."
 
 
 _PLAIN: Final = _Experts("mlp", "gate_proj", "up_proj", "down_proj")
@@ -71,6 +73,8 @@ _LAYOUTS: Final[dict[str, _Experts]] = {
     "qwen3": _PLAIN,
     "qwen3_moe": _PLAIN,
     "mixtral": _Experts("block_sparse_moe", "w1", "w3", "w2"),
+    "glm4_moe": _PLAIN,
+    "minimax_m2": _Experts("block_sparse_moe", "w1", "w3", "w2", bias=""),
     "kimi_linear": _Experts("block_sparse_moe", "w1", "w3", "w2"),
     "kimi_k3": _Experts("block_sparse_moe", "w1", "w3", "w2", "language_model."),
 }
@@ -128,6 +132,7 @@ def _stored(p: ParamTensor, layout: _Experts) -> Iterator[Stored]:
         name = layout.prefix + p.name
         if p.role in _OF_EXPERTS or ".routed_expert_norm." in name:
             name = name.replace(".mlp.", f".{layout.block}.")
+            name = name.replace("gate.e_score", f"{layout.bias}e_score")
         # Kimi Linear keeps one number a head as [1, 1, heads, 1].
         turned = not layout.prefix and name.endswith(".A_log")
         yield Stored(name, (1, 1, *p.shape, 1) if turned else p.shape, (_whole(p),))

@@ -21,23 +21,37 @@ from flopwright.spec.model import (
 _KINDS = ("default", "linear", "llama3", "yarn")
 
 
-def read_rope(fields: Fields, default_theta: float) -> Rope:
-    """Returns the rotary embedding that a config's fields describe."""
+def read_rope(fields: Fields, default_theta: float, default_fraction: float = 0.0) -> Rope:
+    """Returns the rotary embedding that a config's fields describe.
+
+    Args:
+        default_fraction: share of a head that is turned where none is given; 0: this family
+            turns all of it.
+    """
     theta = fields.number("rope_theta", default_theta)
     name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
     fields.harmless(("rope_parameters", "rope_scaling"))
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
         fields.refuse("rope_scaling", "stands beside rope_parameters; only one can hold")
     section = fields.section(name)
+    fraction = _fraction(fields, default_fraction or 1.0, bool(default_fraction))
     if section is None:
-        return Rope(theta=theta)
+        return Rope(theta=theta, fraction=fraction)
     theta = section.number("rope_theta", theta)
-    fraction = section.number("partial_rotary_factor", 1.0)
-    if fraction != 1.0:
-        section.refuse("partial_rotary_factor", "a part of the head cannot be left unrotated")
+    fraction = _fraction(section, fraction, bool(default_fraction))
     scaling = _scaling(section)
     section.close()
-    return Rope(theta=theta, scaling=scaling)
+    return Rope(theta=theta, scaling=scaling, fraction=fraction)
+
+
+def _fraction(fields: Fields, default: float, free: bool) -> float:
+    if not fields.has("partial_rotary_factor"):
+        return default
+    fraction = fields.number("partial_rotary_factor", default)
+    if fraction > 1 or (fraction != 1 and not free):
+        fields.refuse("partial_rotary_factor", "a part of the head cannot be left unrotated")
+        return default
+    return fraction
 
 
 def _scaling(section: Fields) -> RopeScaling | None:
@@ -97,7 +111,8 @@ def _yarn(section: Fields, factor: float, original: int) -> YarnScaling:
 
 def rope_fields(rope: Rope) -> dict[str, Any]:
     """Returns `rope_theta` and `rope_scaling` of a rotary embedding."""
-    return {"rope_theta": rope.theta, "rope_scaling": _scaling_fields(rope.scaling)}
+    part = {} if rope.fraction == 1 else {"partial_rotary_factor": rope.fraction}
+    return {"rope_theta": rope.theta, "rope_scaling": _scaling_fields(rope.scaling), **part}
 
 
 def _scaling_fields(scaling: RopeScaling | None) -> dict[str, Any] | None:

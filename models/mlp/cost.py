@@ -39,7 +39,7 @@ def feed_forward(
         swiglu(cost, f"{prefix}swiglu", rows=t, width=n, dtype=dtype, tag=TAG)
         add(cost, f"{prefix}input_grad_sum", Phase.BACKWARD_INPUT, t * hidden, local)
     else:
-        _gelu(cost, f"{prefix}gelu", local, inner)
+        _gelu(cost, prefix + spec.kind, local, inner)
     cost.saved(f"{prefix}inner", inner * local.width, tag=TAG)
     linear(cost, f"{prefix}down_proj", rows=t, k=n, n=hidden, dtype=dtype, bias=bias)
     scatter(cost, f"{prefix}down_proj", local, hidden)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flopwright.kernels.relu2.op import relu2
 from flopwright.models.gates import gated
 from flopwright.models.parallel import TensorParallel, WholeMatrices
 from flopwright.models.projection.module import Projection, RowProjection
@@ -19,7 +20,9 @@ ACTIVATION: Final = ("swiglu", "act")
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate(x)) * up(x)), the same with SiTU-GLU, or down(gelu(up(x))) (tanh form).
+    """down(silu(gate(x)) * up(x)), the same with SiTU-GLU, or down(f(up(x))).
+
+    f is the tanh form of GELU, or the square of relu.
 
     Tensor-parallel ranks cut `width` between them; `name` says in traces what travels.
     """
@@ -53,7 +56,8 @@ class FeedForward(nn.Module):
             inner = gated(ACTIVATION, gate, up, self.spec.bounds)
         else:
             (up,) = self._raised(x, self.up_proj)
-            inner = region(ACTIVATION, _gelu, narrow(up))
+            plain = _gelu if self.spec.kind == "gelu" else relu2
+            inner = region(ACTIVATION, plain, narrow(up))
         out: Tensor = self.down_proj(inner)
         return out
 

@@ -10,6 +10,7 @@ mean): all others wait for it. Its input is kept by the layer.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from flopwright.kernels.grouped_gemm.cost import grouped_gemm
 from flopwright.kernels.linear.cost import linear
@@ -39,6 +40,7 @@ def _router(cost: CostBuilder, moe: Moe, hidden: int, local: Local) -> None:
         k=hidden,
         n=moe.num_experts,
         dtype=dtype,
+        bias=moe.bias,
         compute_dtype="fp64" if wide == DTYPE_BYTES["fp64"] else "fp32",
     )
     route(cost, "route", tokens=t, num_experts=moe.num_experts, top_k=moe.top_k, dtype=dtype)
@@ -142,6 +144,7 @@ def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None
         cost, "experts.gate_up_proj", rows=rows, experts=experts, k=hidden, n=2 * inner,
         dtype=dtype,
     )  # fmt: skip
+    _biases(cost, moe, "experts.gate_up_proj_bias", rows, 2 * inner, local)
     cost.saved("experts.gate_up", rows * 2 * inner * local.width, fp8=True)
     swiglu(cost, "experts.swiglu", rows=rows, width=inner, dtype=dtype, tag=TAG)
     cost.saved("experts.inner", rows * inner * local.width, tag=TAG)
@@ -149,6 +152,7 @@ def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None
         cost, "experts.down_proj", rows=rows, experts=experts, k=inner, n=hidden, dtype=dtype,
         tag=TAG_DOWN,
     )  # fmt: skip
+    _biases(cost, moe, "experts.down_proj_bias", rows, hidden, local, TAG_DOWN)
     cost.saved("experts.out", row_bytes, tag=TAG_DOWN)
     unpermute(cost, "unpermute", tokens=t, top_k=k, width=hidden, dtype=dtype)
     if moe.latent_size is not None:
@@ -159,6 +163,25 @@ def mixture_of_experts(cost: CostBuilder, spec: ModelSpec, local: Local) -> None
         feed_forward(cost, spec.mlp, whole, width, local, "shared_experts.")
         add(cost, "shared_sum", Phase.FORWARD, t * whole, local)
         add(cost, "shared_grad_sum", Phase.BACKWARD_INPUT, t * whole, local)
+
+
+def _biases(
+    cost: CostBuilder, moe: Moe, name: str, rows: Array, width: ArrayLike, local: Local,
+    tag: str = "",
+) -> None:  # fmt: skip
+    """Adds what experts' biases take: a sum with each row, and the sums of its gradient."""
+    if not moe.bias:
+        return
+    n = rows * np.asarray(width, float)
+    nbytes = n * local.width
+    memory_bound(
+        cost, name, Phase.FORWARD, dtype=local.dtype, elements=n, read_bytes=2 * nbytes,
+        written_bytes=nbytes, tag=tag,
+    )  # fmt: skip
+    memory_bound(
+        cost, name, Phase.BACKWARD_WEIGHT, dtype=local.dtype, elements=n, read_bytes=nbytes,
+        written_bytes=0.0,
+    )  # fmt: skip
 
 
 def _out_of_latent(cost: CostBuilder, hidden: int, latent: int, local: Local) -> None:

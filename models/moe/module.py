@@ -10,8 +10,10 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 
+from flopwright.kernels.expert_bias.op import expert_bias
 from flopwright.kernels.grouped_gemm.op import grouped_gemm
 from flopwright.kernels.moe_permute.op import permute, sort_by_expert, unpermute
+from flopwright.kernels.swiglu.clamped import clamped_glu_packed
 from flopwright.models.gates import gated_packed
 from flopwright.models.mlp.module import FeedForward
 from flopwright.models.moe.dispatch import Dispatched, Dispatcher, LocalDispatch
@@ -20,7 +22,7 @@ from flopwright.models.norm.module import RmsNorm
 from flopwright.models.parallel import ContextParallel, TensorParallel
 from flopwright.models.projection.module import Projection
 from flopwright.models.saving import drops, narrow, region, remembered, running_again
-from flopwright.spec.model import ModelSpec
+from flopwright.spec.model import Mlp, ModelSpec
 
 # Recompute groups of the activation between the experts' matrices.
 ACTIVATION: Final = ("swiglu", "moe_act")
@@ -31,7 +33,7 @@ class Experts(nn.Module):
     """The routed experts that live on this rank, stacked along dimension 0.
 
     `first_expert` is the global number of the first one, `width` this rank's part of the
-    inner width, `bounds` those of SiTU-GLU, None for SwiGLU.
+    inner width, `activation` its kind and bounds.
     """
 
     def __init__(
@@ -41,18 +43,25 @@ class Experts(nn.Module):
         hidden: int,
         width: int,
         *,
-        bounds: tuple[float, float] | None = None,
+        activation: Mlp,
+        bias: bool = False,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.first_expert, self.bounds = first_expert, bounds
+        self.first_expert, self.activation = first_expert, activation
+
+        def biases(width: int) -> nn.Parameter | None:
+            empty = torch.empty(local, width, dtype=dtype, device=device)
+            return nn.Parameter(empty) if bias else None
+
         self.gate_up_proj = nn.Parameter(
             torch.empty(local, 2 * width, hidden, dtype=dtype, device=device)
         )
         self.down_proj = nn.Parameter(
             torch.empty(local, hidden, width, dtype=dtype, device=device)
         )
+        self.gate_up_proj_bias, self.down_proj_bias = biases(2 * width), biases(hidden)
 
     def forward(
         self, rows: Tensor, counts: Tensor, part: Literal["all", "inner", "down"] = "all"
@@ -64,11 +73,21 @@ class Experts(nn.Module):
         """
         if part != "down":
             gate_up = grouped_gemm(narrow(rows), self.gate_up_proj, counts)
-            rows = gated_packed(ACTIVATION, gate_up, self.bounds)
+            rows = self._activated(_plus(gate_up, self.gate_up_proj_bias, counts))
         if part == "inner":
             return rows
-        results: Tensor = grouped_gemm(rows, self.down_proj, counts)
-        return results
+        return _plus(grouped_gemm(rows, self.down_proj, counts), self.down_proj_bias, counts)
+
+    def _activated(self, gate_up: Tensor) -> Tensor:
+        limit = self.activation.limit
+        if limit is None:
+            return gated_packed(ACTIVATION, gate_up, self.activation.bounds)
+        return region(ACTIVATION, clamped_glu_packed, narrow(gate_up), limit)
+
+
+def _plus(rows: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
+    out: Tensor = rows if bias is None else expert_bias(rows, bias, counts)
+    return out
 
 
 class MixtureOfExperts(nn.Module):
@@ -113,7 +132,7 @@ class MixtureOfExperts(nn.Module):
             self.routed_expert_norm = RmsNorm(inside, spec.norm_eps, dtype=dtype, device=device)
             self.routed_expert_up_proj = Projection(inside, hidden, dtype=dtype, device=device)
         self.experts = Experts(
-            local, ep_rank * local, inside, width // etp_size, bounds=spec.mlp.bounds,
+            local, ep_rank * local, inside, width // etp_size, activation=spec.mlp, bias=moe.bias,
             dtype=dtype, device=device,
         )  # fmt: skip
         self.shared_experts = (

@@ -57,6 +57,8 @@ class Router(nn.Module):
         self.weight = nn.Parameter(
             torch.empty(spec.num_experts, hidden, dtype=dtype, device=device)
         )
+        row = torch.empty(spec.num_experts, dtype=dtype, device=device)
+        self.bias = nn.Parameter(row) if spec.bias else None
         biased = spec.router == "sigmoid_noaux_tc"
         bias = torch.zeros(spec.num_experts, dtype=wide_dtype(dtype), device=device)
         self.register_buffer("e_score_correction_bias", bias if biased else None)
@@ -82,7 +84,7 @@ class Router(nn.Module):
             sequences: how many sequences the tokens are, for the sequence-wise balance loss.
         """
         spec = self.spec
-        logits = linear(x, self.weight, None, True)
+        logits = linear(x, self.weight, self.bias, True)
         choices, weights, _ = route(
             logits,
             self.e_score_correction_bias,

@@ -125,8 +125,10 @@ def init_weights_(module: nn.Module, spec: ModelSpec, seed: int) -> None:
             whole = draw.tensors[name]
             values = decay_values(spec, whole.shape, leaf, seed, name)
             p.copy_(own_part(values, tensor_cuts(whole), places))
+        elif leaf.endswith("_bias"):  # those of experts are stacked
+            p.zero_()
         elif p.ndim == 1:
-            p.fill_(0.0 if name.endswith(".bias") else 1.0)
+            p.fill_(0.0 if leaf in {"bias", "sinks"} else 1.0)
         else:
             draw.fill_(name, p)
     for _name, b in module.named_buffers():

@@ -223,7 +223,9 @@ def _rotary(spec: ModelSpec, context: ContextParallel) -> RotaryTable | None:
     attn = spec.attention
     if isinstance(attn, MlaAttention):
         return RotaryTable(attn.rope, attn.qk_rope_head_dim, context)
-    return RotaryTable(attn.rope, attn.head_dim, context) if attn.rope is not None else None
+    if attn.rope is None:
+        return None
+    return RotaryTable(attn.rope, attn.rope.width(attn.head_dim), context)
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,18 @@ def _unknown_blocks(model: ModelSpec) -> Iterator[Violation]:
         ("attn_res_block", model.attn_res_block is not None),
         ("attention.rope", latent and attention.rope is None),
         ("attention.output_gate", isinstance(attention, MlaAttention) and attention.output_gate),
-        ("mlp.kind", model.mlp.kind == "situ_glu"),
+        ("mlp.kind", model.mlp.kind in {"situ_glu", "relu2", "clamped_glu"}),
+        (
+            "attention.qk_norm_whole",
+            isinstance(attention, GqaAttention) and attention.qk_norm_whole,
+        ),
+        ("attention.sinks", isinstance(attention, GqaAttention) and attention.sinks),
+        (
+            "attention.full_every",
+            isinstance(attention, GqaAttention) and bool(attention.full_every),
+        ),
         ("moe.latent_size", moe is not None and moe.latent_size is not None),
+        ("moe.bias", moe is not None and moe.bias),
         ("moe.balance", moe is not None and moe.balance == "quantile"),
     )
     for field, there in parts:

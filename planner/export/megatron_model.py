@@ -65,6 +65,8 @@ def _attention_flags(model: ModelSpec) -> Iterator[Flag]:
         return
     yield "--position-embedding-type", "rope"
     yield "--rotary-base", f"{attention.rope.theta:.0f}"
+    if attention.rope.fraction != 1:
+        yield "--rotary-percent", f"{attention.rope.fraction:g}"
     if attention.rope.scaling is not None and attention.rope.scaling.kind == "llama3":
         yield ("--use-rope-scaling",)
         yield "--rope-scaling-factor", f"{attention.rope.scaling.factor:g}"

@@ -41,6 +41,11 @@ def _momentum(plan: PlanFile) -> str:
     return f"Muon's momentum {o.momentum:g}" if o.kind == "muon" else ""
 
 
+def _per_head(plan: PlanFile) -> str:
+    one = _workload(plan).optimizer.per_head
+    return "Muon takes queries, keys and values a head at a time" if one else ""
+
+
 def _eps(plan: PlanFile) -> str:
     return f"the optimizer's eps {_workload(plan).optimizer.eps:g}"
 
@@ -202,6 +207,7 @@ def _on(name: str, text: str) -> Facet:
 FACETS: Final[dict[str, Facet]] = {
     "optimizer": _optimizer,
     "momentum": _momentum,
+    "per_head": _per_head,
     "eps": _eps,
     "qk_clip": _qk_clip,
     "learning_rate": _learning_rate,
@@ -232,4 +238,4 @@ FACETS: Final[dict[str, Facet]] = {
     "fused_loss": _on("fused_loss", "head and loss in one, without logits in memory"),
 }
 # What none of the frameworks' files has a field for.
-NOWHERE: Final = ("rope_scaling", "later_phases", "mixture", "fused_loss")
+NOWHERE: Final = ("rope_scaling", "later_phases", "mixture", "fused_loss", "per_head")

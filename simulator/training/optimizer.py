@@ -163,10 +163,13 @@ def muon_seconds(
     if scenario.workload.optimizer.kind != "muon" or scenario.workload.lora_rank is not None:
         return (0.0, 0.0, 0.0)
     compute = muon.compute_dtype(scenario.workload.precision)
+    per_head = scenario.workload.optimizer.per_head
     for param in layer_parameters(scenario.model, layer):
         if not (param.is_matrix and param.trainable):
             continue
-        cost = muon.step_cost([muon.matrices_of(param)], compute=compute)
+        heads = muon.head_parts(scenario.model, param) if per_head else 1
+        matrices = muon.matrices_of(param, heads if heads > 1 else 0)
+        cost = muon.step_cost([matrices], compute=compute)
         ops = _elementwise(cost.ops, False)
         times = op_seconds(ops, scenario.cluster.node.gpu, calibration)
         out[split_axis(param)] += float(times.seconds.sum())

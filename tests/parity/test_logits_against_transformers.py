@@ -21,7 +21,8 @@ from flopwright.kernels.rope.frequencies import inverse_frequencies, softmax_sca
 from flopwright.models.hf.config import model_from_hf_config
 from flopwright.models.hf.safetensors_io import load_stage_
 from flopwright.models.transformer.module import Stage, build_stage, loss
-from flopwright.spec.model import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from flopwright.spec.load import load_model
+from flopwright.spec.model import LinearScaling, Llama3Scaling, ModelSpec, Rope, YarnScaling
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
@@ -50,11 +51,31 @@ LLAMA3 = {
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 
+GLM = GQA | {
+    "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+    "num_mtp_layers": 0,
+}  # fmt: skip
+KIMI = COMMON | {
+    "num_hidden_layers": 4, "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 10, "num_experts": 8, "num_experts_per_token": 3,
+    "num_shared_experts": 1, "moe_intermediate_size": 20, "linear_num_heads": 3,
+    "linear_head_dim": 8, "linear_conv_kernel_dim": 4, "routed_scaling_factor": 1.5,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+}  # fmt: skip
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", MLA),
     "deepseek_v3_groups": ("DeepseekV3", MLA | {"n_group": 4, "topk_group": 2}),
     "deepseek_v3_no_q_lora": ("DeepseekV3", MLA | {"q_lora_rank": None}),
     "deepseek_v3_yarn": ("DeepseekV3", MLA | {"rope_parameters": YARN}),
+    "glm4_moe": ("Glm4Moe", GLM | {"use_qk_norm": True}),
+    "glm4_moe_plain": ("Glm4Moe", GLM | {"attention_bias": True}),
+    "minimax_m2": (
+        "MiniMaxM2",
+        GQA | {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+    ),
+    "kimi_linear": ("KimiLinear", KIMI),
+    "kimi_linear_q_lora": ("KimiLinear", KIMI | {"q_lora_rank": 24}),
     "llama": ("Llama", GQA),
     "llama_biases": ("Llama", GQA | {"attention_bias": True, "mlp_bias": True}),
     "llama_llama3_rope": ("Llama", GQA | {"rope_parameters": LLAMA3}),
@@ -100,7 +121,7 @@ def _theirs(name: str) -> Any:
 
 
 def _in_our_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns tensors of GPT-2 under our names, matrices [out, in], q, k and v apart."""
+    """Returns GPT-2's and Kimi Linear's tensors under our names, [out, in]; q, k and v apart."""
     parts = {
         "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "mlp.c_fc": "mlp.up_proj",
         "attn.c_proj": "self_attn.o_proj", "mlp.c_proj": "mlp.down_proj",
@@ -108,8 +129,13 @@ def _in_our_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     tables = {"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"}
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
+        if ".self_attn.conv1d." in name:
+            for proj, piece in zip("qkv", tensor.chunk(3), strict=True):
+                out[name.replace("conv1d", f"{proj}_conv1d")] = piece
+            continue
         if not name.startswith("transformer."):
-            out[name] = tensor
+            flat = tensor.flatten() if name.endswith(".A_log") else tensor
+            out[name.replace("forget_gate.", "")] = flat
             continue
         path, leaf = name.removeprefix("transformer.").rsplit(".", 1)
         if path in tables:
@@ -226,3 +252,62 @@ def test_rotary_frequencies(rope: Rope, parameters: dict[str, Any]) -> None:
     assert table_scale(rope.scaling) == pytest.approx(theirs.attention_scaling, rel=1e-12)
     attention = deepseek.DeepseekV3Attention(config, 0)
     assert softmax_scale(192, rope.scaling) == pytest.approx(attention.scaling, rel=1e-12)
+
+
+def _gpt_oss() -> tuple[Any, Stage]:
+    """Returns transformers' gpt-oss and ours with its weights, which it lays out otherwise."""
+    options = GQA | {
+        "head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 7,
+        "intermediate_size": 20, "rms_norm_eps": 1e-5, "attn_implementation": "eager",
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 16,
+        },
+    }  # fmt: skip
+    torch.manual_seed(5)
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**options)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape) / (p.shape[-2] ** 0.5 if p.ndim > 2 else 4))
+    spec = _gpt_oss_spec()
+    stage = build_stage(spec, range(-1, spec.num_layers + 1)).eval()
+    stage.load_state_dict(_as_gpt_oss(model.state_dict()))
+    return model, stage
+
+
+def _gpt_oss_spec() -> ModelSpec:
+    data = load_model("gpt_oss_20b").to_data()
+    data |= {"hidden_size": 48, "num_layers": 3, "vocab_size": VOCAB, "max_seq_len": 64}
+    data["attention"] |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "sliding_window": 7}
+    data["attention"]["rope"]["scaling"] |= {"factor": 8.0, "original_max_seq_len": 16}
+    data["mlp"]["intermediate_size"] = 20
+    data["moe"] |= {"num_experts": 8, "top_k": 3, "expert_intermediate_size": 20}
+    return ModelSpec.model_validate(data)
+
+
+def _as_gpt_oss(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns theirs under our names: experts [out, in], gate rows above up rows."""
+    out = {}
+    for name, tensor in tensors.items():
+        if ".experts." in name and not name.endswith("_bias"):
+            tensor = tensor.transpose(1, 2)
+        if "gate_up_proj" in name:
+            tensor = torch.cat((tensor[:, ::2], tensor[:, 1::2]), 1)
+        out[name.replace(".router.", ".gate.")] = tensor
+    return out
+
+
+def test_gpt_oss_logits_gradients_and_generation() -> None:
+    model, stage = _gpt_oss()
+    logits, grads = _their_run(model)
+    found = stage(_tokens())
+    assert _error(found, logits) <= 1e-5
+    for key, grad in _gradients(stage, found, loss).items():
+        assert _error(grad, _as_gpt_oss(grads)[key]) <= 1e-4, key
+    prompt = _tokens()[:, :9]
+    theirs = model.generate(prompt, max_new_tokens=20, do_sample=False, use_cache=True)
+    cache, ids = stage.make_cache(BATCH, 29), prompt
+    with torch.no_grad():
+        for _ in range(20):
+            ids = torch.cat((ids, stage(ids[:, cache.positions :], cache)[:, -1:].argmax(-1)), 1)
+    assert torch.equal(ids, theirs)

@@ -15,6 +15,7 @@ from flopwright.kernels.newton_schulz import cost as kernel
 from flopwright.models.optim.adamw.cost import add_rows
 from flopwright.ops import BlockCost, CostBuilder, OpKind, Phase
 from flopwright.spec.cluster import DTYPE_BYTES
+from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec
 from flopwright.spec.parameters import ParamTensor
 from flopwright.spec.workload import Precision
 
@@ -42,11 +43,34 @@ def parts_of(param: ParamTensor) -> int:
     return 2 if "gate_up_proj" in param.name else 1
 
 
-def matrices_of(param: ParamTensor) -> Matrices:
-    """Returns the matrices that a tensor holds: an expert's gate and up are two."""
+def head_parts(spec: ModelSpec, param: ParamTensor) -> int:
+    """Returns how many heads' rows stand above each other in a matrix of attention; else 1.
+
+    Per-Head Muon (arXiv 2607.24653) orthogonalises each of them by itself. Of latent attention
+    a head's key and value rows are two where they are equally many.
+    """
+    attn, matrix = spec.attention_of(param.layer), param.name.rsplit(".", 2)[-2]
+    if param.role != "attention" or not param.is_matrix:
+        return 1
+    if isinstance(attn, MlaAttention):
+        pair = 2 if attn.qk_nope_head_dim == attn.v_head_dim else 1
+        found = {"q_proj": 1, "q_b_proj": 1, "kv_b_proj": pair}
+        return attn.num_heads * found[matrix] if matrix in found else 1
+    if matrix not in {"q_proj", "k_proj", "v_proj"}:
+        return 1
+    shared = isinstance(attn, GqaAttention) and matrix != "q_proj"
+    return attn.num_kv_heads if shared else attn.num_heads
+
+
+def matrices_of(param: ParamTensor, parts: int = 0) -> Matrices:
+    """Returns the matrices that a tensor holds: an expert's gate and up are two.
+
+    Args:
+        parts: matrices above each other in one of the tensor's; 0: `parts_of`.
+    """
     assert param.is_matrix
     *stack, rows, columns = param.shape
-    packed = parts_of(param)
+    packed = parts or parts_of(param)
     count = packed * int(np.prod(stack)) if stack else packed
     return Matrices(rows=rows // packed, columns=columns, count=count)
 

@@ -14,11 +14,13 @@ from flopwright.kernels.attention.cached import cached_attention
 from flopwright.kernels.attention.reference import hidden_keys
 from flopwright.kernels.attention.sinks import attention_with_sinks
 from flopwright.kernels.attn_res.op import attn_res
+from flopwright.kernels.expert_bias.op import expert_bias
 from flopwright.kernels.kda_gate.op import kda_gate
 from flopwright.kernels.output_gate.op import gated_norm, sigmoid_gate
 from flopwright.kernels.relu2.op import relu2
 from flopwright.kernels.short_conv.op import short_conv
 from flopwright.kernels.swiglu import reference as swiglu
+from flopwright.kernels.swiglu.clamped import clamped_glu_packed
 from flopwright.kernels.swiglu.situ_packed import situ_glu_packed
 
 
@@ -27,6 +29,7 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
 
 
+COUNTS = torch.tensor([2, 0, 3])
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "short_conv": (lambda x, w: short_conv(x, w, 0), (_random(2, 5, 6), _random(6, 1, 3))),
     "short_conv_normed": (lambda x, w: short_conv(x, w, 3), (_random(2, 5, 6), _random(6, 1, 3))),
@@ -49,6 +52,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "sinks": (
         lambda *t: attention_with_sinks(*t, 0.5, 3)[0],
         (*(_random(2, 6, h, 4, seed=h) for h in (4, 2, 2)), _random(4)),
+    ),
+    "clamped_glu": (lambda x: clamped_glu_packed(x, 1.0), (_random(3, 8),)),
+    "expert_bias": (
+        lambda x, b: expert_bias(x, b, COUNTS.to(x.device)),
+        (_random(5, 4), _random(3, 4)),
     ),
     "situ_glu_packed": (lambda x: situ_glu_packed(x, 4.0, 25.0), (_random(3, 8),)),
 }

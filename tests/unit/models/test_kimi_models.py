@@ -8,9 +8,12 @@ import torch
 from flopwright.errors import InputError
 from flopwright.models.attention_kda.module import DeltaAttention
 from flopwright.models.moe.router import Router
+from flopwright.models.optim.muon.cost import head_parts, matrices_of
+from flopwright.models.optim.muon.layout import MatrixLayout, matrix_layouts
 from flopwright.models.transformer.cost import layer_cost
 from flopwright.models.transformer.module import build_stage, init_weights_
 from flopwright.ops import Collective, Phase, ShardShape
+from flopwright.plan.parallel import ParallelPlan
 from flopwright.spec.cache import sequence_cache_bytes, sequence_state_bytes
 from flopwright.spec.formats import INT4_G32, MXFP4, release_bytes
 from flopwright.spec.load import load_model
@@ -178,7 +181,6 @@ def test_shrunk_models_keep_their_kinds_of_blocks(name: str) -> None:
 
 
 def test_megatron_refuses_kimi_k3_by_name() -> None:
-    from flopwright.plan.parallel import ParallelPlan
     from flopwright.planner.export.megatron import megatron_file
     from flopwright.spec.load import load_cluster, make_plan_file
     from flopwright.spec.scenario import Scenario
@@ -195,3 +197,39 @@ def test_megatron_refuses_kimi_k3_by_name() -> None:
     assert {v.field for v in refused.value.violations} >= {
         "model.linear_attention", "model.attn_res_block", "model.moe.latent_size",
     }  # fmt: skip
+
+
+def test_per_head_muon_takes_each_heads_rows_by_themselves() -> None:
+    spec = load_model("kimi_k3")
+    plan = ParallelPlan(tp=8, dp_shard=8)
+    layouts = matrix_layouts(spec, plan, per_head=True)
+    by_layer = {n.removeprefix("model.layers."): layouts[n] for n in layouts}
+    assert by_layer["0.self_attn.q_proj.weight"] == MatrixLayout(parts=12)
+    assert by_layer["3.self_attn.q_b_proj.weight"] == MatrixLayout(parts=12)
+    assert by_layer["3.self_attn.kv_b_proj.weight"] == MatrixLayout(parts=24)
+    assert by_layer["3.self_attn.q_a_proj.weight"] == MatrixLayout(parts=1)
+    assert by_layer["3.self_attn.o_proj.weight"] == MatrixLayout(axis="tp", dim=1)
+    whole = matrix_layouts(spec, plan)
+    assert whole["model.layers.0.self_attn.q_proj.weight"] == MatrixLayout(axis="tp", dim=0)
+    query = next(p for p in parameters(spec) if p.name.endswith("3.self_attn.q_b_proj.weight"))
+    found = matrices_of(query, head_parts(spec, query))
+    assert (found.rows, found.columns, found.count) == (192, 1536, 96)
+
+
+def test_generation_with_sinks_and_windows_in_every_other_layer() -> None:
+    data = load_model("llama_mini").to_data()
+    data["attention"] |= {"sinks": True, "sliding_window": 7, "full_every": 2}
+    spec = ModelSpec.model_validate(data)
+    assert [spec.sliding_window(i) for i in range(4)] == [7, None, 7, None]
+    stage = build_stage(spec, range(-1, spec.num_layers + 1), dtype=torch.float64)
+    init_weights_(stage, spec, 3)
+    for name, p in stage.named_parameters():
+        if name.endswith(".sinks"):
+            torch.nn.init.normal_(p)
+    stage.eval()
+    tokens = torch.randint(spec.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        whole, cache = stage(tokens), stage.make_cache(2, 32)
+        parts = [stage(tokens[:, :10], cache), stage(tokens[:, 10:22], cache)]
+        parts += [stage(tokens[:, i : i + 1], cache) for i in (22, 23)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-11)

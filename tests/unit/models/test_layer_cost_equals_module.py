@@ -81,6 +81,17 @@ SPECS = {
     "swiglu_bias_layer_norm": _spec(mlp=Mlp(intermediate_size=36, bias=True), norm="layer_norm"),
     "moe_shared": _spec(moe=_moe(num_shared_experts=2)),
     "moe_softmax": _spec(moe=_moe(router="softmax", norm_top_k_prob=False)),
+    "gqa_norm_whole": _spec(attention=_gqa(qk_norm=True, qk_norm_whole=True)),
+    "gpt_oss": _spec(
+        attention=_gqa(sinks=True, bias=True, o_bias=True),
+        mlp=Mlp(kind="clamped_glu", intermediate_size=8, limit=7),
+        moe=_moe(router="softmax", bias=True, first_dense_layers=0),
+    ),
+    "gqa_sinks": _spec(attention=_gqa(sinks=True, sliding_window=5, full_every=2)),
+    "relu2_half_rotary": _spec(
+        attention=_gqa(head_dim=8, rope=Rope(fraction=0.5), qk_norm=True),
+        mlp=Mlp(kind="relu2", intermediate_size=36),
+    ),
     "kda": _spec(
         attention=NOPE, linear_attention=KDA, full_attention_layers=(1,), moe=_moe(num_groups=2)
     ),

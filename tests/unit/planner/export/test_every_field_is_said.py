@@ -157,6 +157,7 @@ OPTIMIZERS: Final = _changes(
         "momentum": [{"kind": "muon", "momentum": 0.9}],
         "gradient_clip": [{"gradient_clip": 0.5}, {"gradient_clip": None}],
         "qk_clip_tau": [{"qk_clip_tau": 100.0}],
+        "per_head": [{"kind": "muon", "per_head": True}],
     },
 )
 RATES: Final[dict[str, list[LearningRate]]] = {

@@ -1,0 +1,1 @@
+"""Biases of routed experts."""
