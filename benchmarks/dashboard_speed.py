@@ -3,18 +3,22 @@
     .venv/bin/python benchmarks/dashboard_speed.py [--repeats N]
 
 Needs Chromium and playwright (see scripts/screenshots.py). A change is another cluster, which
-no cache has seen; its time runs until the new verdict and the new charts stand on the page.
+no cache has seen; its time runs from the press of the button until the new verdict and all
+charts of it stand on the page. Beside the times stand the CPU seconds of the server and of
+the browser, each with its processes (Linux only): on a noisy machine those say more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,15 @@ import screenshots
 K2 = "kimi_k2_pretrain_2048gpu_h800_bf16"
 CLUSTERS = ("1024_h100", "16384_h100", "576_gb200_nvl72")
 WAIT_MS = 120_000
+CHARTS = 3
+# Charts that are drawn and not of an older answer.
+_STANDS = """([words, charts]) => {
+  const fresh = e => !e.closest('[data-stale="true"]');
+  const verdicts = [...document.querySelectorAll('[data-testid="stAlert"]')].filter(fresh);
+  const drawn = [...document.querySelectorAll('.js-plotly-plot .main-svg')].filter(fresh);
+  const plots = new Set(drawn.map(e => e.closest('.js-plotly-plot')));
+  return verdicts.some(e => e.innerText.includes(words)) && plots.size >= charts;
+}"""
 
 
 def main() -> int:
@@ -38,59 +51,115 @@ def main() -> int:
         return 2
     from playwright.sync_api import sync_playwright
 
-    first: list[float] = []
-    changes: list[float] = []
+    rows: dict[str, list[dict[str, float]]] = {"start": [], "first_page": [], "change": []}
     with sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=screenshots.chromium(), args=list(screenshots.FLAGS)
         )
         for _ in range(repeats):
+            begin = time.perf_counter()
             with screenshots.server() as address:
+                rows["start"].append({"wall_s": time.perf_counter() - begin})
                 page = browser.new_page(viewport={"width": 1280, "height": 900})
                 page.set_default_timeout(WAIT_MS)
-                begin = time.perf_counter()
-                page.goto(f"{address}/?scenario={K2}")
-                verdict(page, "kimi_k2 on 2,048")
-                first.append(time.perf_counter() - begin)
-                print(f"first page: {first[-1]:.2f} s", file=sys.stderr)
+                rows["first_page"].append(timed(lambda p=page, a=address: first_page(p, a)))
+                print("first page", rows["first_page"][-1], file=sys.stderr)
                 for cluster in CLUSTERS:
-                    changes.append(change(page, cluster))
-                    print(f"{cluster}: {changes[-1]:.2f} s", file=sys.stderr)
+                    press = chosen(page, cluster)
+                    rows["change"].append(timed(press))
+                    print(cluster, rows["change"][-1], file=sys.stderr)
                 page.close()
         browser.close()
-    spread = {"first_page_s": [min(first), max(first)], "change_s": [min(changes), max(changes)]}
     print(
         json.dumps(
             {
-                "first_page_s": statistics.median(first),
-                "change_s": statistics.median(changes),
-                "change_max_s": max(changes),
-                "changes": len(changes),
-                "machine": f"{platform.machine()}, {platform.processor() or 'cpu'}",
+                **{name: told(found) for name, found in rows.items()},
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+                "load": os.getloadavg()[0],
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
                 "repeats": repeats,
-                "spread": spread,
             }
         )
     )
     return 0
 
 
-def verdict(page: Any, text: str) -> None:
-    """Waits until a verdict with the text and the charts under it stand on the page."""
-    page.get_by_text(re.compile(f"(fits|tight|does not fit).*{re.escape(text)}")).first.wait_for()
-    page.locator(".js-plotly-plot").first.wait_for()
+def told(found: list[dict[str, float]]) -> dict[str, Any]:
+    """Returns median, least and most of each figure, in seconds."""
+    out: dict[str, Any] = {}
+    for name in found[0]:
+        values = [row[name] for row in found]
+        middle, least, most = statistics.median(values), min(values), max(values)
+        out[name] = {
+            k: round(v, 2) for k, v in (("median", middle), ("min", least), ("max", most))
+        }
+    return out
 
 
-def change(page: Any, cluster: str) -> float:
-    """Returns the seconds from the press of the button to the new verdict."""
+def timed(act: Callable[[], None]) -> dict[str, float]:
+    """Returns wall seconds of an action, and CPU seconds of server and browser meanwhile."""
+    before, begin = cpu_seconds(), time.perf_counter()
+    act()
+    wall, after = time.perf_counter() - begin, cpu_seconds()
+    return {
+        "wall_s": round(wall, 2),
+        **{f"{k}_cpu_s": round(after[k] - before.get(k, 0.0), 2) for k in after},
+    }
+
+
+def cpu_seconds() -> dict[str, float]:
+    """Returns CPU seconds used so far by this script's children, by what they are.
+
+    "search" is the server's worker, which yields to everything else.
+    """
+    parents, used, words = {}, {}, {}
+    ticks = os.sysconf("SC_CLK_TCK")
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            words[int(entry.name)] = (entry / "cmdline").read_text()
+        except OSError:
+            continue
+        parents[int(entry.name)] = int(fields[1])
+        used[int(entry.name)] = (int(fields[11]) + int(fields[12])) / ticks
+    out = {"server": 0.0, "search": 0.0, "browser": 0.0}
+    for process in used:
+        above = process
+        while above not in {0, 1, os.getpid()}:
+            above = parents.get(above, 0)
+        if above == os.getpid() and process != above:
+            text = words[process]
+            kind = "search" if "dashboards.worker" in text else "browser"
+            kind = "server" if "dashboards.serve" in text else kind
+            if kind != "browser" or "chrom" in text:
+                out[kind] += used[process]
+    return out
+
+
+def first_page(page: Any, address: str) -> None:
+    """Opens the page and waits for its verdict and charts."""
+    page.goto(f"{address}/?scenario={K2}")
+    stands(page, "kimi_k2 on 2,048")
+
+
+def stands(page: Any, words: str) -> None:
+    """Waits for a verdict with the words and its charts; looks twenty times a second."""
+    page.wait_for_function(_STANDS, arg=[words, CHARTS], polling=50)
+
+
+def chosen(page: Any, cluster: str) -> Callable[[], None]:
+    """Chooses the cluster; returns what presses the button and waits for the new answer."""
     gpus, name = cluster.split("_", 1)
     page.get_by_role("combobox", name=re.compile("Cluster")).first.click()
     page.get_by_role("option", name=cluster, exact=True).click()
-    begin = time.perf_counter()
-    page.get_by_role("button", name="Plan", exact=True).click()
-    verdict(page, f"kimi_k2 on {int(gpus):,} x {name.split('_')[0]}")
-    return time.perf_counter() - begin
+    button = page.get_by_role("button", name="Plan", exact=True)
+    words = f"kimi_k2 on {int(gpus):,} x {name.split('_')[0]}"
+
+    def press() -> None:
+        button.click()
+        stands(page, words)
+
+    return press
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pandas as pd
 import plotly.graph_objects as go
 
-from flopwright.dashboards.figures import LINE, layout
+from flopwright.dashboards.figures import layout
+from flopwright.dashboards.palette import BLUE, GREY, INK, LIMIT, RED
 from flopwright.report.compare_report import ComparisonReport
-from flopwright.report.compare_style import AFTER, BANDS, BEFORE, HELD_OUT, time_scale
+from flopwright.report.compare_style import BANDS, time_scale
 from flopwright.report.findings import RankRow
 from flopwright.report.metrics import Measurement
 from flopwright.simulator.accuracy.score import Scored
@@ -17,7 +19,7 @@ from flopwright.simulator.accuracy.score import Scored
 def phase_error_figure(report: ComparisonReport) -> go.Figure:
     """Returns the signed error of each run's step time, by phase of training."""
     figure = go.Figure()
-    for title, colour, side in (("before", BEFORE, "before"), ("after", HELD_OUT, "after")):
+    for title, colour, side in (("before", GREY, "before"), ("after", BLUE, "after")):
         pairs = [
             (run.phase, error, run.plan_name)
             for run in report.runs
@@ -34,10 +36,10 @@ def phase_error_figure(report: ComparisonReport) -> go.Figure:
                 name=f"{title} calibration",
                 hovertemplate="%{text}: %{y:+.1f} %",
             )
-    figure.add_hline(y=0, line={"color": "#777777"})
+    figure.add_hline(y=0, line={"color": INK})
     for band in BANDS:
         for sign in (-1, 1):
-            figure.add_hline(y=100 * sign * band, line={"color": "#bbbbbb", "dash": "dot"})
+            figure.add_hline(y=100 * sign * band, line={"color": INK, "dash": "dot", "width": 1})
     return layout(figure, x="", y="predicted over measured - 1 (%)")
 
 
@@ -48,9 +50,9 @@ def ranks_figure(ranks: Sequence[RankRow]) -> go.Figure:
     names = [f"rank {r.rank}" for r in ranks]
     figure = go.Figure()
     for title, values, colour in (
-        ("compute, predicted", [r.compute_predicted_s for r in ranks], AFTER),
-        ("compute, measured", [r.compute_measured_s for r in ranks], HELD_OUT),
-        ("traffic, predicted", [r.traffic_predicted_s for r in ranks], "#e3b9bf"),
+        ("compute, predicted", [r.compute_predicted_s for r in ranks], RED),
+        ("compute, measured", [r.compute_measured_s for r in ranks], BLUE),
+        ("traffic, predicted", [r.traffic_predicted_s for r in ranks], "#e8a5af"),
         ("traffic, measured", [r.traffic_measured_s for r in ranks], "#9cc3df"),
     ):
         figure.add_bar(x=names, y=[v * factor for v in values], name=title, marker_color=colour)
@@ -100,9 +102,27 @@ def published_figure(runs: Sequence[Scored]) -> go.Figure:
         )
     for band in BANDS:
         for sign in (-1, 1):
-            figure.add_hline(y=100 * sign * band, line={"color": LINE, "dash": "dot", "width": 1})
-    figure.add_hline(y=0, line={"color": "#777777"})
+            figure.add_hline(y=100 * sign * band, line={"color": LIMIT, "dash": "dot", "width": 1})
+    figure.add_hline(y=0, line={"color": INK})
     figure.update_xaxes(type="log")
     return layout(
         figure, x="measured step time (s)", y="predicted over measured - 1 (%)", height=460
     )
+
+
+def rounds_figure(rows: pd.DataFrame) -> go.Figure:
+    """Returns the seconds of each rollout round and stage (tables.rounds_and_stages) over time."""
+    figure = go.Figure()
+    longest = 0.0
+    series = [(c, part) for c in ("round (s)", "stage (s)") if c in rows for part in [rows[c]]]
+    for _, values in series:
+        longest = max(longest, float(values.max(skipna=True)))
+    factor, unit = time_scale(longest)
+    for column, values in series:
+        kept = rows[values.notna()]
+        for name, own in kept.groupby("name"):
+            figure.add_scatter(
+                x=own["when"], y=own[column] * factor, mode="markers",
+                name=f"{name}, {column.removesuffix(' (s)')}",
+            )  # fmt: skip
+    return layout(figure, x="when", y=f"wall time ({unit})")

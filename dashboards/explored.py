@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import streamlit as st
 
 from flopwright.dashboards import figures, tables
-from flopwright.dashboards.parts import binding_text, chart, chosen, keep_in_url
+from flopwright.dashboards.parts import binding_text, chart, chosen, keep_in_url, opened
 from flopwright.dashboards.results import bound_by
 from flopwright.dashboards.view import View
 from flopwright.planner.explain import legend, verdict_text
@@ -14,15 +17,21 @@ from flopwright.planner.result import RankedPlan, SearchResult
 from flopwright.planner.whole_run import whole_run
 from flopwright.units import plural, show_count, show_seconds
 
+_AGAINST: Final = ("memory", "cost")
 
-def draw_verdict(result: SearchResult, view: View, *, wide: bool) -> None:
-    """Draws the verdict, what the best plan costs and what binds it."""
+
+def draw_verdict(result: SearchResult, view: View, *, wide: bool) -> Callable[[], None]:
+    """Draws the verdict and what the best plan costs.
+
+    Returns:
+        What draws the line under it: what binds takes longest, so the charts come first.
+    """
     scenario = view.scenario()
     show = {"fits": st.success, "tight": st.warning, "does_not_fit": st.error}[result.verdict]
     show(f"**{verdict_text(result, scenario)}**")
     best = result.best
     if best is None:
-        return
+        return lambda: None
     metrics, whole = best.prediction.metrics, whole_run(scenario, best.prediction)
     interval = best.prediction.step_time_interval
     columns = st.columns(5 if wide else 2)
@@ -40,21 +49,27 @@ def draw_verdict(result: SearchResult, view: View, *, wide: bool) -> None:
     hours = f"{show_count(whole.gpu_hours)} GPU-hours"
     put(3, "whole run", show_seconds(86400 * whole.days), hours)
     money = "-" if whole.usd is None else f"{show_count(whole.usd)} USD"
-    put(4, "money", money, plural(whole.steps, "step"))
-    st.markdown(binding_text(bound_by(result, scenario)))
+    steps = plural(whole.steps, "step")
+    put(4, "money", money, steps if whole.usd is not None else f"{steps}; no price is known")
+    place = st.empty()
+    place.caption("What binds: being priced")
     if not result.proved and len(result.ranked) == 1:
         st.caption(
             f"A first look at {plural(result.candidates, 'plan')}: the best by its bound, its "
             "step exact."
         )
 
+    def bind() -> None:
+        place.markdown(binding_text(bound_by(result, scenario)))
+
+    return bind
+
 
 def draw_nothing_fits(result: SearchResult, view: View) -> None:
     """Draws the nearest plans with what each lacks and the smallest change that would help."""
     st.subheader("Nearest plans, and what they lack")
     st.dataframe(tables.infeasible(result), hide_index=True, width="stretch")
-    capacity_bytes = view.scenario().cluster.node.gpu.hbm_bytes
-    figure = figures.pareto_figure(result, capacity_bytes)
+    figure = figures.pareto_figure(result, view.scenario())
     chart(figure, alt=f"{view.slot}trade-offs", command=view.command("plan", "--top", "10"))
 
 
@@ -69,35 +84,52 @@ def draw_plans(result: SearchResult, view: View, *, wide: bool) -> None:
     st.subheader("Where the step's time goes")
     predictions = {f"{r.rank}. {r.plan.label()}": r.prediction for r in shown}
     chart(figures.step_time_figure(predictions), alt=f"{slot}step time by class", command=command)
-    capacity_bytes = scenario.cluster.node.gpu.hbm_bytes
     left, right = st.columns(2) if wide else (st.container(), st.container())
     with right:
-        st.subheader("Time against memory and cost")
-        st.caption("A point is a plan: hover for its split; a click on a listed one selects it.")
-        picked = chart(
-            figures.pareto_figure(result, capacity_bytes),
-            alt=f"{slot}trade-offs",
-            command=command,
-            selects=True,
-        )
+        picked = _trade_offs(result, view, command)
     with left:
         st.subheader("Memory by pipeline stage")
         plan = _one_of(result, slot, picked)
+        capacity_bytes = scenario.cluster.node.gpu.hbm_bytes
         figure = figures.memory_figure(plan.prediction.metrics, capacity_bytes)
         chart(figure, alt=f"{slot}memory by stage", command=command)
-        if st.button("Open this plan in depth", key=f"{slot}open", disabled=view.is_upload):
+        if st.button("Open this plan in depth", key=f"{slot}open"):
             _open(view, plan)
     if result.infeasible:
-        with st.expander(f"Plans that lack memory ({len(result.infeasible)}), and why"):
-            st.dataframe(tables.infeasible(result), hide_index=True, width="stretch")
-    with st.expander("Assumptions"):
-        st.markdown("\n".join(f"- {a}" for a in result.ranked[0].prediction.assumptions))
+        label = f"Plans that lack memory ({len(result.infeasible)}), and why"
+        with opened(label, f"{slot}lacking") as wanted:
+            if wanted:
+                st.dataframe(tables.infeasible(result), hide_index=True, width="stretch")
+    with opened("Assumptions", f"{slot}assumed") as wanted:
+        if wanted:
+            st.markdown("\n".join(f"- {a}" for a in result.ranked[0].prediction.assumptions))
+
+
+def _trade_offs(result: SearchResult, view: View, command: list[str]) -> str | None:
+    """Draws time against memory or cost; returns the label of the plan clicked on."""
+    st.subheader("Trade-offs")
+    against = st.segmented_control(
+        "Time against",
+        _AGAINST,
+        default=_AGAINST[0],
+        required=True,
+        key=f"{view.slot}against",
+        bind="query-params",
+        help="a point is a plan: hover for its split; a click on a listed one selects it",
+    )
+    return chart(
+        figures.pareto_figure(result, view.scenario(), str(against)),
+        alt=f"{view.slot}trade-offs",
+        command=command,
+        selects=True,
+    )
 
 
 def _open(view: View, plan: RankedPlan) -> None:
     """Goes to the Plan page with this plan."""
     from flopwright.dashboards.app_pages.plan import page
 
+    view.remember()
     where = {"scenario": view.name, "set": list(view.words), "plan": plan_words(plan.plan)}
     st.switch_page(st.Page(page, url_path="plan"), query_params=where)
 

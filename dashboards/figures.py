@@ -7,25 +7,25 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
+from flopwright.dashboards.palette import (
+    BAND,
+    BLUE,
+    GREY,
+    INK,
+    LIMIT,
+    MEMORY_COLOURS,
+    RED,
+    TIME_COLOURS,
+)
 from flopwright.planner.result import SearchResult
 from flopwright.planner.sensitivity import Sensitivity
 from flopwright.planner.sweep import SweepRow
 from flopwright.report.compare import ClassComparison, Comparison
-from flopwright.report.compare_style import (
-    AFTER,
-    BANDS,
-    BEFORE,
-    HELD_OUT,
-    MEMORY_COLOURS,
-    TIME_COLOURS,
-    bytes_scale,
-    label,
-    time_scale,
-)
+from flopwright.report.compare_style import BANDS, bytes_scale, label, time_scale
 from flopwright.report.metrics import Prediction, StepMetrics
+from flopwright.spec.scenario import Scenario
 
 _HEIGHT: Final = 400
-LINE: Final = "#b3261e"
 
 
 def layout(figure: go.Figure, *, x: str, y: str, height: int = _HEIGHT, **more: Any) -> go.Figure:
@@ -52,10 +52,10 @@ def memory_figure(metrics: StepMetrics, capacity_bytes: int) -> go.Figure:
             figure.add_bar(x=stages, y=values, name=label(name), marker_color=colour)
     figure.add_hline(
         y=capacity_bytes * factor,
-        line={"color": LINE, "dash": "dash"},
+        line={"color": LIMIT, "dash": "dash"},
         annotation={
             "text": f"capacity {capacity_bytes * factor:.4g} {unit}",
-            "font": {"color": LINE},
+            "font": {"color": LIMIT},
         },
         annotation_position="top right",
     )
@@ -81,7 +81,7 @@ def step_time_figure(predictions: Mapping[str, Prediction]) -> go.Figure:
         x=times,
         mode="markers",
         name="interval",
-        marker={"color": "#333333", "symbol": "line-ns-open", "size": 12},
+        marker={"color": INK, "symbol": "line-ns-open", "size": 12},
         error_x={
             "type": "data",
             "symmetric": False,
@@ -91,7 +91,7 @@ def step_time_figure(predictions: Mapping[str, Prediction]) -> go.Figure:
             "arrayminus": [
                 t - p.step_time_interval.low * factor for p, t in zip(found, times, strict=True)
             ],
-            "color": "#333333",
+            "color": INK,
         },
     )
     figure.update_yaxes(autorange="reversed", automargin=True)
@@ -105,9 +105,16 @@ def step_time_figure(predictions: Mapping[str, Prediction]) -> go.Figure:
     )
 
 
-def pareto_figure(result: SearchResult, capacity_bytes: int) -> go.Figure:
-    """Returns step time over peak memory: the front, the listed plans, those that lack memory."""
+def pareto_figure(result: SearchResult, scenario: Scenario, against: str = "memory") -> go.Figure:
+    """Returns step time over peak memory or cost: the front, listed plans, those lacking memory.
+
+    Args:
+        against: "memory" of the fullest rank, or "cost" of a step.
+    """
+    capacity_bytes = scenario.cluster.node.gpu.hbm_bytes
+    price = scenario.cluster.price_usd_per_gpu_h
     byte_factor, byte_unit = bytes_scale(capacity_bytes)
+    cost_factor, cost_unit = (1.0, "GPU-hours") if price is None else (price, "USD")
     front = [(t.plan, t.step_time_s, (1 - t.headroom) * capacity_bytes) for t in result.front]
     ranked = [(r.plan, r.prediction.metrics.step_time_s, (1 - r.headroom) * capacity_bytes)
               for r in result.ranked]  # fmt: skip
@@ -116,35 +123,43 @@ def pareto_figure(result: SearchResult, capacity_bytes: int) -> go.Figure:
     time_factor, time_unit = time_scale(slowest)
     figure = go.Figure()
     for name, rows, colour, symbol in (
-        ("no plan beats it in time, memory and cost", front, BEFORE, "circle-open"),
-        ("listed above", ranked, HELD_OUT, "circle"),
-        ("lacks memory", lacking, AFTER, "x"),
+        ("no plan beats it in time, memory and cost", front, GREY, "circle-open"),
+        ("listed above", ranked, BLUE, "circle"),
+        ("lacks memory", lacking, RED, "x"),
     ):
-        if rows:
-            figure.add_scatter(
-                x=[row[2] * byte_factor for row in rows],
-                y=[row[1] * time_factor for row in rows],
-                text=[row[0].label() for row in rows],
-                customdata=[[row[0].label()] for row in rows],
-                name=name,
-                mode="markers",
-                marker={"color": colour, "size": 10, "symbol": symbol},
-                hovertemplate=f"%{{text}}<br>%{{x:.4g}} {byte_unit}, %{{y:.4g}} {time_unit}",
-            )
-    figure.add_vline(
-        x=capacity_bytes * byte_factor,
-        line={"color": LINE, "dash": "dash"},
-        annotation={"text": "capacity", "font": {"color": LINE}},
-        annotation_position="top right",
-    )
-    return layout(
-        figure, x=f"peak memory of the fullest rank ({byte_unit})", y=f"step time ({time_unit})"
-    )
+        if not rows:
+            continue
+        memory = [row[2] * byte_factor for row in rows]
+        cost = [row[1] * row[0].world_size / 3600 * cost_factor for row in rows]
+        figure.add_scatter(
+            x=memory if against == "memory" else cost,
+            y=[row[1] * time_factor for row in rows],
+            customdata=[
+                [row[0].label(), held, 100 * (1 - row[2] / capacity_bytes), paid]
+                for row, held, paid in zip(rows, memory, cost, strict=True)
+            ],
+            name=name,
+            mode="markers",
+            marker={"color": colour, "size": 10, "symbol": symbol},
+            hovertemplate=f"%{{customdata[0]}}<br>%{{y:.4g}} {time_unit}, "
+            f"%{{customdata[1]:.4g}} {byte_unit} (%{{customdata[2]:.3g}} % free), "
+            f"%{{customdata[3]:.4g}} {cost_unit} a step<extra></extra>",
+        )
+    if against == "memory":
+        figure.add_vline(
+            x=capacity_bytes * byte_factor,
+            line={"color": LIMIT, "dash": "dash"},
+            annotation={"text": "capacity", "font": {"color": LIMIT}},
+            annotation_position="top left",
+        )
+    x = f"peak memory of the fullest rank ({byte_unit})"
+    x = x if against == "memory" else f"cost of a step ({cost_unit})"
+    return layout(figure, x=x, y=f"step time ({time_unit})")
 
 
 def scatter_figure(after: Sequence[Comparison], before: Sequence[Comparison] = ()) -> go.Figure:
     """Returns predicted over measured step times with bands of 10 and 20 percent."""
-    pairs = {"public prior": (before, BEFORE), "this calibration": (after, AFTER)}
+    pairs = {"public prior": (before, GREY), "this calibration": (after, RED)}
     steps = [c.metrics[0] for c in (*before, *after)]
     top = max((max(m.predicted, m.measured) for m in steps), default=1.0)
     low = min((min(m.predicted, m.measured) for m in steps), default=0.0)
@@ -158,12 +173,12 @@ def scatter_figure(after: Sequence[Comparison], before: Sequence[Comparison] = (
             y=[ends[0] * up, ends[1] * up, ends[1] * down, ends[0] * down],
             fill="toself",
             mode="none",
-            fillcolor="rgba(31,95,139,0.10)",
+            fillcolor=BAND,
             name=f"±{band:.0%}",
             hoverinfo="skip",
         )  # fmt: skip
     figure.add_scatter(
-        x=ends, y=ends, mode="lines", line={"color": "#777777", "width": 1}, showlegend=False
+        x=ends, y=ends, mode="lines", line={"color": INK, "width": 1}, showlegend=False
     )
     for name, (found, colour) in pairs.items():
         if not found:
@@ -187,10 +202,10 @@ def classes_figure(classes: Sequence[ClassComparison], *, kind: str) -> go.Figur
     names = [label(c.name) for c in classes]
     figure = go.Figure()
     figure.add_bar(
-        x=names, y=[c.predicted * factor for c in classes], name="predicted", marker_color=AFTER
+        x=names, y=[c.predicted * factor for c in classes], name="predicted", marker_color=RED
     )
     figure.add_bar(
-        x=names, y=[c.measured * factor for c in classes], name="measured", marker_color=HELD_OUT
+        x=names, y=[c.measured * factor for c in classes], name="measured", marker_color=BLUE
     )
     title = "exposed time a step" if kind == "time" else "memory of the fullest stage"
     return layout(figure, x="", y=f"{title} ({unit})", barmode="group")
@@ -201,8 +216,8 @@ def sensitivity_figure(found: Sequence[Sensitivity]) -> go.Figure:
     names = [f"{s.role} ({s.name})" if s.name else s.role for s in found]
     figure = go.Figure()
     for title, values, colour in (
-        ("goes without a limit", [100 * s.share for s in found], AFTER),
-        ("goes with 10 % more", [100 * s.tenth for s in found], HELD_OUT),
+        ("goes without a limit", [100 * s.share for s in found], RED),
+        ("goes with 10 % more", [100 * s.tenth for s in found], BLUE),
     ):
         figure.add_bar(y=names, x=values, name=title, marker_color=colour, orientation="h")
     figure.update_yaxes(autorange="reversed", automargin=True)
@@ -218,11 +233,11 @@ def scaling_figure(rows: Sequence[SweepRow]) -> go.Figure:
         first = found[0][1]
         figure.add_scatter(
             x=gpus, y=[g * t for g, t in found], mode="lines+markers", name="best plan",
-            marker={"color": HELD_OUT},
+            marker={"color": BLUE},
         )  # fmt: skip
         figure.add_scatter(
             x=gpus, y=[g * first for g in gpus], mode="lines", name="in proportion",
-            line={"color": BEFORE, "dash": "dot"},
+            line={"color": GREY, "dash": "dot"},
         )  # fmt: skip
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")
@@ -233,7 +248,5 @@ def task_time_figure(seconds: Mapping[str, float]) -> go.Figure:
     """Returns how long a task takes at each effort level."""
     factor, unit = time_scale(max(seconds.values(), default=0.0))
     figure = go.Figure()
-    figure.add_bar(
-        x=list(seconds), y=[s * factor for s in seconds.values()], marker_color=HELD_OUT
-    )
+    figure.add_bar(x=list(seconds), y=[s * factor for s in seconds.values()], marker_color=BLUE)
     return layout(figure, x="effort", y=f"time of a task ({unit})", height=320)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import streamlit as st
 
 from flopwright.dashboards import rollout_figures as figures
-from flopwright.dashboards.parts import chart, chosen, keep_in_url
-from flopwright.dashboards.results import results
+from flopwright.dashboards.parts import chart, number
+from flopwright.dashboards.rollout_choice import chosen_loop
+from flopwright.dashboards.working import work
 from flopwright.planner.rollouts.result import LoopResult, RankedLoop
-from flopwright.planner.rollouts.search import search_loop
-from flopwright.spec.load import catalog_names, dump_yaml
-from flopwright.spec.loop import LoopScenario, is_loop, load_loop_scenario
-from flopwright.spec.rollout import ROLLOUT_CATALOG
+from flopwright.spec.load import dump_yaml
 from flopwright.units import plural, show_count, show_seconds
 
 _LIMIT_S: Final = 60.0
+# Further options of the search: the tests search less.
+SEARCH: Final[dict[str, Any]] = {}
 
 
 def draw_loop() -> None:
@@ -29,35 +29,31 @@ def draw_loop() -> None:
         "Which GPUs generate, on which instances, with how many attempts at once, when a round "
         "ends, how the update is split, and what lies where: planned together."
     )
-    names = [n for n in catalog_names(ROLLOUT_CATALOG) if is_loop(n)]
-    name = chosen("Scenario", names, "loop")
-    keep_in_url(loop=name)
-    loop = load_loop_scenario(name)
-    st.caption(loop.rollout.description)
-    limit_s = st.number_input("Seconds to search for, at most", 5.0, 3600.0, _LIMIT_S, step=5.0)
-    kind = f"loop {limit_s:g}"
-    result = results().get(kind, loop)
+    found = chosen_loop()
+    st.caption(found.scenario.rollout.description)
+    limit_s = number(
+        "Seconds to search for, at most",
+        "seconds",
+        5.0,
+        3600.0,
+        _LIMIT_S,
+        about="each loop that is tried is simulated over many rounds: it takes a while",
+    )
+    result = work(
+        "loop",
+        found.scenario,
+        LoopResult.model_validate,
+        start="Plan the loop",
+        again="Plan the loop",
+        more=f"{limit_s:g}",
+        failed="This loop cannot be planned",
+        time_limit_s=limit_s,
+        **SEARCH,
+    )
     if result is None:
-        if not st.button("Plan the loop", type="primary"):
-            st.info("Each loop that is tried is simulated over many rounds: it takes a while.")
-            return
-        result = _searched(loop, limit_s)
-        results().put(kind, loop, result)
-    assert isinstance(result, LoopResult)
-    command = ["flopwright", "rollouts", name, "--search", "--time-limit", f"{limit_s:g}"]
+        return
+    command = ["flopwright", "rollouts", found.name, "--search", "--time-limit", f"{limit_s:g}"]
     _drawn(result, [*command, "--out", "loop.yaml"])
-
-
-def _searched(loop: LoopScenario, limit_s: float) -> LoopResult:
-    """Searches under a progress bar; any other action on the page ends it."""
-    bar = st.progress(0.0, "simulating loops")
-
-    def advance(done: int, total: int) -> None:
-        bar.progress(min(1.0, done / max(1, total)), f"{done:,} of {total:,} loops settled")
-
-    found = search_loop(loop, time_limit_s=limit_s, progress=advance)
-    bar.empty()
-    return found
 
 
 def _drawn(result: LoopResult, command: list[str]) -> None:

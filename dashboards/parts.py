@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import streamlit as st
@@ -25,16 +26,31 @@ def show_problems(error: InputError, title: str) -> None:
         {
             "where": f"{v.file}:{v.line}" if v.line else v.file,
             "field": v.field,
-            "value": v.value,
+            "value": _short(v.value),
             "rule": v.rule,
             "limit": v.limit,
             "nearest fix": v.nearest_fix,
         }
-        for v in error.violations
+        for v in error.violations[:_MOST_PROBLEMS]
     ]
     filled = [key for key in rows[0] if any(row[key] for row in rows)]
     # a table, not a data frame: it wraps long lines
-    st.table([{key: row[key] for key in filled} for row in rows], hide_index=True)
+    st.table([{key: _plain(row[key]) for key in filled} for row in rows], hide_index=True)
+    if len(error.violations) > _MOST_PROBLEMS:
+        st.caption(f"and {len(error.violations) - _MOST_PROBLEMS:,} more")
+
+
+_MOST_PROBLEMS = 20
+_LONGEST_VALUE = 200
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def _plain(text: str) -> str:
+    """Returns text that a table shows as it stands: it reads Markdown otherwise."""
+    return "".join(f"\\{c}" if c in "\\`*_[]<>$#~:|" else c for c in text)
 
 
 def binding_text(binding: tuple[Binding, ...]) -> str:
@@ -63,6 +79,47 @@ def keep_in_url(**values: str) -> None:
             st.query_params[key] = value
 
 
+def number(
+    label: str, key: str, least: float, most: float, first: float, about: str | None = None
+) -> Any:
+    """Returns a number from a box that starts at the URL's `key`, and is kept there."""
+    state = f"number {key}"
+    if state not in st.session_state:
+        st.session_state[state] = _number(st.query_params.get(key), least, most, first)
+    step = 1 if isinstance(first, int) else 5.0
+    value = st.number_input(label, least, most, step=step, key=state, help=about)
+    if value != first or key in st.query_params:
+        keep_in_url(**{key: f"{value:g}" if isinstance(first, float) else str(value)})
+    return value
+
+
+def _number(text: str | None, least: float, most: float, first: float) -> float:
+    """Returns the URL's number where it is one within the bounds, else the first."""
+    try:
+        value = type(first)(text or "")
+    except ValueError:
+        return first
+    return value if least <= value <= most else first
+
+
+def open_tab(names: Sequence[str], key: str) -> tuple[str, Any]:
+    """Draws tabs, the open one kept in the URL; returns its name and the place to draw in.
+
+    Only what is drawn there is worked out and sent: a tab that nobody looks at costs nothing.
+    """
+    tabs = st.tabs(list(names), key=key, bind="query-params")
+    pairs = list(zip(names, tabs, strict=True))
+    return next(((name, tab) for name, tab in pairs if tab.open), pairs[0])
+
+
+@contextmanager
+def opened(label: str, key: str) -> Iterator[bool]:
+    """Draws an expander; yields whether it is open: what is not seen need not be sent."""
+    place = st.expander(label, key=key, on_change="rerun")
+    with place:
+        yield bool(place.open)
+
+
 def chart(figure: Any, *, alt: str, command: Sequence[str], selects: bool = False) -> str | None:
     """Shows a figure and under it the command line that gives the same numbers.
 
@@ -87,5 +144,8 @@ def chart(figure: Any, *, alt: str, command: Sequence[str], selects: bool = Fals
 
 
 def cli_line(command: Sequence[str]) -> None:
-    """Shows a command line, ready to be copied."""
-    st.code(shlex.join(command), language="bash", wrap_lines=True)
+    """Shows a command line, ready to be copied.
+
+    As text, not as a code block: colours for one line would cost a page a second.
+    """
+    st.caption(f"Command line: `` {shlex.join(command)} ``")

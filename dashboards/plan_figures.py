@@ -9,15 +9,10 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from flopwright.dashboards.figures import LINE, layout
-from flopwright.report.compare_style import (
-    AFTER,
-    HELD_OUT,
-    TIME_COLOURS,
-    bytes_scale,
-    label,
-    time_scale,
-)
+from flopwright.dashboards.figures import layout
+from flopwright.dashboards.palette import BLUE, LIMIT, RED, TIME_COLOURS
+from flopwright.planner.questions.neighbours import Neighbour
+from flopwright.report.compare_style import bytes_scale, label, time_scale
 from flopwright.report.metrics import StepMetrics
 from flopwright.report.trace import Trace
 from flopwright.simulator.engine.memory_timeline import RankMemory
@@ -111,8 +106,8 @@ def memory_timeline_figure(
         )
     figure.add_hline(
         y=capacity_bytes * byte_factor,
-        line={"color": LINE, "dash": "dash"},
-        annotation={"text": "capacity", "font": {"color": LINE}},
+        line={"color": LIMIT, "dash": "dash"},
+        annotation={"text": "capacity", "font": {"color": LIMIT}},
         annotation_position="top right",
     )
     return layout(figure, x=f"time ({time_unit})", y=f"memory ({byte_unit})", height=420)
@@ -133,7 +128,7 @@ def comm_figure(comm_bytes: Mapping[str, float]) -> go.Figure:
     figure.add_bar(
         x=[_GROUPS.get(g, g) for g in names],
         y=[comm_bytes[g] * factor for g in names],
-        marker_color=HELD_OUT,
+        marker_color=BLUE,
     )
     return layout(figure, x="group of ranks", y=f"sent in a step ({unit})", height=360)
 
@@ -143,7 +138,7 @@ def difference_figure(own: StepMetrics, other: StepMetrics) -> go.Figure:
     names = [c for c in TIME_COLOURS if own.time_s.get(c, 0.0) or other.time_s.get(c, 0.0)]
     factor, unit = time_scale(max(own.step_time_s, other.step_time_s))
     figure = go.Figure()
-    for title, metrics, colour in (("this plan", own, AFTER), ("edited", other, HELD_OUT)):
+    for title, metrics, colour in (("this plan", own, RED), ("edited", other, BLUE)):
         figure.add_bar(
             x=[label(c) for c in names],
             y=[metrics.time_s.get(c, 0.0) * factor for c in names],
@@ -151,3 +146,26 @@ def difference_figure(own: StepMetrics, other: StepMetrics) -> go.Figure:
             marker_color=colour,
         )
     return layout(figure, x="", y=f"exposed time a step ({unit})", barmode="group", height=360)
+
+
+def neighbours_figure(neighbours: Sequence[Neighbour]) -> go.Figure:
+    """Returns by how much each legal plan one choice away is slower (below zero: faster)."""
+    legal = [(n, n.behind) for n in neighbours if n.behind is not None]
+    figure = go.Figure()
+    for title, fits, colour in (("fits", True, BLUE), ("lacks memory", False, RED)):
+        found = [(n, behind) for n, behind in legal if (n.missing_bytes == 0) is fits]
+        if found:
+            figure.add_bar(
+                y=[n.change for n, _ in found],
+                x=[100 * behind for _, behind in found],
+                text=[n.text for n, _ in found],
+                textposition="none",
+                name=title,
+                marker_color=colour,
+                orientation="h",
+                hovertemplate="%{y}: %{x:+.1f} %<br>%{text}<extra></extra>",
+            )
+    order = [n.change for n, _ in legal]
+    figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], automargin=True)
+    height = 140 + 22 * len(legal)
+    return layout(figure, x="slower than this plan (%)", y="", height=height, barmode="overlay")

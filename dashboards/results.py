@@ -1,28 +1,27 @@
-"""Searches that were made, kept for all sessions: keyed by the scenario's content."""
+"""What was worked out, kept for all sessions: keyed by the scenario's content."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
-import streamlit as st
-
+from flopwright.dashboards.working import answered, work
 from flopwright.planner.explain import Binding, binding_constraint
 from flopwright.planner.quick import quick_look
 from flopwright.planner.result import SearchResult
-from flopwright.planner.search import Progress, search
+from flopwright.planner.sensitivity import Sensitivity, sensitivities
 from flopwright.simulator.accuracy.named_stacks import scenario_calibration
 from flopwright.spec.base import Spec
 from flopwright.spec.scenario import Scenario
 
-LISTED: Final = 10
 _KEPT: Final = 64
+_TASK: Final = "search"
 
 
 class Results:
-    """The last searches by (what was asked, scenario); safe between sessions."""
+    """The last results by (what was asked, scenario); safe between sessions."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,28 +43,34 @@ class Results:
                 self._kept.popitem(last=False)
 
 
+@cache
 def results() -> Results:
     """Returns the one store of results of this server."""
-    return _KEEPER()
-
-
-_KEEPER: Callable[[], Results] = st.cache_resource(show_spinner=False)(Results)
+    return Results()
 
 
 def found(scenario: Scenario) -> SearchResult | None:
     """Returns the whole search where it was made, else None."""
-    kept = results().get("search", scenario)
+    kept = answered(_TASK, scenario)
     assert kept is None or isinstance(kept, SearchResult)
     return kept
 
 
-def whole_search(scenario: Scenario, progress: Progress | None = None) -> SearchResult:
-    """Returns the best plans of a scenario, as `flopwright plan` finds them."""
-    kept = found(scenario)
-    if kept is None:
-        kept = search(scenario, scenario_calibration, LISTED, progress=progress, refine=True)
-        results().put("search", scenario, kept)
-    return kept
+def whole_search(scenario: Scenario, slot: str) -> SearchResult | None:
+    """Returns the best plans, as `flopwright plan` finds them; None while it draws progress."""
+    return work(
+        _TASK,
+        scenario,
+        read_search,
+        place=slot,
+        again="Search every plan",
+        failed="This scenario cannot be planned",
+    )
+
+
+def read_search(data: Any) -> SearchResult:
+    """Returns the worker's answer as a record."""
+    return SearchResult.model_validate(data)
 
 
 def first_look(scenario: Scenario) -> SearchResult | None:
@@ -83,6 +88,19 @@ def bound_by(result: SearchResult, scenario: Scenario) -> tuple[Binding, ...]:
     kept = results().get(kind, scenario)
     if kept is None:
         kept = binding_constraint(result, scenario, scenario_calibration(scenario))
+        results().put(kind, scenario, kept)
+    assert isinstance(kept, tuple)
+    return kept
+
+
+def held_back(result: SearchResult, scenario: Scenario) -> tuple[Sensitivity, ...]:
+    """Returns what each resource holds back of the best plan."""
+    best = result.best
+    assert best is not None
+    kind = f"held back {best.plan.label()}"
+    kept = results().get(kind, scenario)
+    if kept is None:
+        kept = sensitivities(scenario, best.plan, scenario_calibration(scenario))
         results().put(kind, scenario, kept)
     assert isinstance(kept, tuple)
     return kept

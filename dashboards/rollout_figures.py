@@ -9,16 +9,19 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from flopwright.dashboards.figures import LINE, layout
-from flopwright.planner.rollouts.result import LoopResult, RankedLoop
-from flopwright.report.compare_style import (
-    AFTER,
-    BEFORE,
-    HELD_OUT,
-    bytes_scale,
-    label,
-    time_scale,
+from flopwright.dashboards.figures import layout
+from flopwright.dashboards.palette import (
+    BAND,
+    BLUE,
+    GREEN,
+    GREY,
+    LIMIT,
+    PURPLE,
+    RED,
+    YELLOW,
 )
+from flopwright.planner.rollouts.result import LoopResult, RankedLoop
+from flopwright.report.compare_style import bytes_scale, label, time_scale
 from flopwright.simulator.rollouts.lengths import survival
 from flopwright.simulator.rollouts.report import RoundReport
 from flopwright.simulator.rollouts.sweep import LambdaSweep
@@ -26,14 +29,12 @@ from flopwright.spec.rollout import LengthSpec
 
 Curve = Sequence[tuple[float, float]]
 
-_PHASE_COLOURS: Final = ("#1f5f8b", "#c9c9c9", "#d1495b", "#9a9a9a", "#f2b134")
-_BEST: Final = "#3d7a3c"
-_KV: Final = "#7d5ba6"
+_PHASE_COLOURS: Final = (BLUE, "#c9c9c9", RED, GREY, YELLOW)
 _LAYOUTS: Final = {
-    "colocated": "#1f5f8b",
-    "disaggregated": "#f2b134",
-    "one_step_off": "#5b9a5f",
-    "async": "#7d5ba6",
+    "colocated": BLUE,
+    "disaggregated": YELLOW,
+    "one_step_off": GREEN,
+    "async": PURPLE,
 }
 
 
@@ -41,8 +42,8 @@ def completion_figure(curve: Curve, stop_fraction: float, whole: Curve) -> go.Fi
     """Returns the share of attempts complete over time, where lambda cuts, and without a cut."""
     figure = go.Figure()
     for name, points, colour, dash in (
-        ("every attempt waited for (lambda = 1)", whole, BEFORE, "dot"),
-        (f"lambda = {stop_fraction:g}", curve, HELD_OUT, "solid"),
+        ("every attempt waited for (lambda = 1)", whole, GREY, "dot"),
+        (f"lambda = {stop_fraction:g}", curve, BLUE, "solid"),
     ):
         figure.add_scatter(
             x=[p[0] for p in points],
@@ -53,8 +54,8 @@ def completion_figure(curve: Curve, stop_fraction: float, whole: Curve) -> go.Fi
         )
     figure.add_hline(
         y=100.0 * stop_fraction,
-        line={"color": LINE, "dash": "dash"},
-        annotation={"text": "the round ends here", "font": {"color": LINE}},
+        line={"color": LIMIT, "dash": "dash"},
+        annotation={"text": "the round ends here", "font": {"color": LIMIT}},
         annotation_position="bottom right",
     )
     figure.update_yaxes(range=[0, 105])
@@ -67,10 +68,10 @@ def sweep_figure(sweep: LambdaSweep) -> go.Figure:
     fractions = [p.stop_fraction for p in points]
     factor, unit = bytes_scale(max((p.kv_peak_bytes for p in points), default=0))
     panels = (
-        ("attempts/s", [p.attempts_per_s for p in points], HELD_OUT),
-        ("idle slots (%)", [100 * p.steady.gpu_idle_share for p in points], BEFORE),
-        ("policy versions behind", [p.mean_staleness for p in points], AFTER),
-        (f"KV peak ({unit})", [p.kv_peak_bytes * factor for p in points], _KV),
+        ("attempts/s", [p.attempts_per_s for p in points], BLUE),
+        ("idle slots (%)", [100 * p.steady.gpu_idle_share for p in points], GREY),
+        ("policy versions behind", [p.mean_staleness for p in points], RED),
+        (f"KV peak ({unit})", [p.kv_peak_bytes * factor for p in points], PURPLE),
     )
     titles = [title for title, _, _ in panels]
     figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.16)
@@ -81,12 +82,12 @@ def sweep_figure(sweep: LambdaSweep) -> go.Figure:
             x=fractions, y=values, mode="lines+markers", name=title,
             line={"color": colour}, showlegend=False, row=row, col=col,
         )  # fmt: skip
-        figure.add_vline(x=best, line={"color": _BEST, "dash": "dot"}, row=row, col=col)
+        figure.add_vline(x=best, line={"color": GREEN, "dash": "dot"}, row=row, col=col)
         figure.update_xaxes(title_text="lambda" if row == 2 else "", row=row, col=col)
     if sweep.max_mean_staleness is not None:
         figure.add_hline(
-            y=sweep.max_mean_staleness, row=2, col=1, line={"color": LINE, "dash": "dash"},
-            annotation={"text": "goal", "font": {"color": LINE}},
+            y=sweep.max_mean_staleness, row=2, col=1, line={"color": LIMIT, "dash": "dash"},
+            annotation={"text": "goal", "font": {"color": LIMIT}},
             annotation_position="top left",
         )  # fmt: skip
     figure.update_layout(height=560, margin={"l": 10, "r": 20, "t": 60, "b": 10})
@@ -126,9 +127,9 @@ def lengths_figure(lengths: LengthSpec) -> go.Figure:
         x=x,
         y=100 * longer(x),
         mode="lines",
-        line={"color": HELD_OUT},
+        line={"color": BLUE},
         fill="tozeroy",
-        fillcolor="rgba(31,95,139,0.12)",
+        fillcolor=BAND,
         hovertemplate="%{y:.3g} % are longer than %{x:,.0f} tokens<extra></extra>",
     )
     return layout(figure, x="tokens", y="completions that are longer (%)")
@@ -142,7 +143,7 @@ def staleness_figure(histogram: Mapping[int, int]) -> go.Figure:
     figure.add_bar(
         x=[str(v) for v in versions],
         y=[100 * histogram[v] / total for v in versions],
-        marker_color=AFTER,
+        marker_color=RED,
     )
     figure.update_xaxes(type="category")
     return layout(figure, x="policy versions behind", y="attempts trained on (%)")
@@ -156,7 +157,7 @@ def front_figure(result: LoopResult) -> go.Figure:
         x=[r.outcome.mean_staleness for r in front],
         y=[r.outcome.attempts_per_s for r in front],
         mode="lines",
-        line={"shape": "hv", "color": BEFORE},
+        line={"shape": "hv", "color": GREY},
         name="nothing is both fresher and faster",
     )
     seen: dict[str, RankedLoop] = {r.words: r for r in (*result.ranked, *front)}
@@ -180,7 +181,7 @@ def binds_figure(binds: Mapping[str, float]) -> go.Figure:
     """Returns by how much faster the best loop would be without each thing."""
     figure = go.Figure()
     figure.add_bar(
-        y=list(binds), x=[100 * g for g in binds.values()], orientation="h", marker_color=AFTER
+        y=list(binds), x=[100 * g for g in binds.values()], orientation="h", marker_color=RED
     )
     figure.update_yaxes(autorange="reversed", automargin=True)
     return layout(figure, x="more attempts/s without it (%)", y="")
@@ -191,7 +192,7 @@ def loops_figure(result: LoopResult) -> go.Figure:
     loops = result.ranked
     phases = list(dict.fromkeys(p for r in loops for p in r.outcome.iteration.time_s))
     figure = go.Figure()
-    for phase, colour in zip(phases, (*_PHASE_COLOURS, _KV, _BEST), strict=False):
+    for phase, colour in zip(phases, (*_PHASE_COLOURS, PURPLE, GREEN), strict=False):
         figure.add_bar(
             y=[r.words for r in loops],
             x=[_per_thousand(r, phase) for r in loops],

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import streamlit as st
 
 from flopwright.dashboards.results import results
+from flopwright.dashboards.working import work
 from flopwright.simulator.rollouts.report import RoundReport
-from flopwright.simulator.rollouts.sweep import LambdaSweep, sweep_lambda
+from flopwright.simulator.rollouts.rounds import simulate
+from flopwright.simulator.rollouts.sweep import LambdaSweep
 from flopwright.spec.rollout import RolloutScenario
 from flopwright.units import show_bytes, show_count, show_seconds
+
+# Attempts times rounds that are simulated within about a second: no process of its own.
+_AT_ONCE: Final = 200_000
 
 
 def draw_metrics(report: RoundReport, whole: RoundReport) -> None:
@@ -44,17 +51,37 @@ def draw_metrics(report: RoundReport, whole: RoundReport) -> None:
         )
 
 
-def swept(scenario: RolloutScenario) -> LambdaSweep:
-    """Returns the sweep over lambda, under a progress bar; any other action ends it."""
-    kept = results().get("lambda sweep", scenario)
-    if kept is None:
-        bar = st.progress(0.0, "simulating every lambda")
+def simulated(scenario: RolloutScenario, place: str) -> RoundReport | None:
+    """Returns the rounds; None while a simulation that takes long is drawn as such."""
+    if scenario.num_attempts * scenario.rounds <= _AT_ONCE:
+        kept = results().get("rounds", scenario)
+        if kept is None:
+            with st.spinner("simulating rounds"):
+                kept = simulate(scenario)
+            results().put("rounds", scenario, kept)
+        assert isinstance(kept, RoundReport)
+        return kept
+    return work(
+        "rounds",
+        scenario,
+        RoundReport.model_validate,
+        place=place,
+        again="Simulate the rounds",
+        failed="These rounds cannot be simulated",
+    )
 
-        def advance(done: int, total: int) -> None:
-            bar.progress(min(1.0, done / max(1, total)), f"{done} of {total} lambdas")
 
-        kept = sweep_lambda(scenario, progress=advance)
-        bar.empty()
-        results().put("lambda sweep", scenario, kept)
-    assert isinstance(kept, LambdaSweep)
-    return kept
+def swept(scenario: RolloutScenario, *, asked: bool) -> LambdaSweep | None:
+    """Returns the sweep over lambda; None before it was asked for and while it is made.
+
+    Args:
+        asked: whether the address asks for it.
+    """
+    return work(
+        "lambda",
+        scenario,
+        LambdaSweep.model_validate,
+        start="" if asked else "Simulate every lambda",
+        again="Simulate every lambda",
+        failed="No lambda serves the goals",
+    )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pandas as pd
+
+from flopwright.dashboards.results import results
 from flopwright.report.compare_report import ComparisonReport, make_report
 from flopwright.report.drift import find_drifts
 from flopwright.report.metrics import Measurement
@@ -34,11 +37,21 @@ def calibrations(measurements: Sequence[Measurement]) -> dict[str, Calibration]:
 def compared_runs(
     measurements: Sequence[Measurement], calibration: Calibration
 ) -> ComparisonReport:
-    """Returns the runs of the calibration's stack compared under it.
+    """Returns the runs of the calibration's stack compared under it; once for the same runs.
 
     Where the calibration was learnt or measured, the public prior stands beside it as
     `before`.
     """
+    kind = "compared " + " ".join(m.content_hash() for m in measurements)
+    kept = results().get(kind, calibration)
+    if kept is None:
+        kept = _compared(measurements, calibration)
+        results().put(kind, calibration, kept)
+    assert isinstance(kept, ComparisonReport)
+    return kept
+
+
+def _compared(measurements: Sequence[Measurement], calibration: Calibration) -> ComparisonReport:
     runs = []
     for measurement in measurements:
         if calibration.stack_id in {"", measurement.fingerprint.stack_id()}:
@@ -52,6 +65,15 @@ def chosen_runs(measurements: Sequence[Measurement], words: str) -> list[Measure
     """Returns the runs that hold every word in their plan, id, date, model or stack."""
     wanted = words.lower().split()
     return [m for m in measurements if all(word in _text(m) for word in wanted)]
+
+
+def holding(rows: pd.DataFrame, words: str) -> pd.DataFrame:
+    """Returns the rows that hold every word in one of their columns."""
+    wanted = words.lower().split()
+    texts = rows.astype(str).agg(" ".join, axis="columns").str.lower() if len(rows) else rows
+    for word in wanted if len(rows) else ():
+        rows = rows[texts[rows.index].str.contains(word, regex=False)]
+    return rows
 
 
 def _text(run: Measurement) -> str:

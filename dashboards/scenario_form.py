@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import streamlit as st
 import yaml
 
 from flopwright.dashboards.uploads import uploaded_cluster, uploaded_model
-from flopwright.dashboards.view import UPLOADED, View, lines, view_of_address, words_of
+from flopwright.dashboards.view import PROBED, UPLOADED, View, lines, view_of_address, words_of
 from flopwright.errors import InputError
+from flopwright.simulator.calibration.machines import load_machine, machine_names
 from flopwright.spec.changed import Values, parse_changes
+from flopwright.spec.cluster import ClusterSpec
 from flopwright.spec.load import (
     CLUSTER_CATALOG,
     MODEL_CATALOG,
@@ -23,7 +26,6 @@ from flopwright.spec.scenario import Scenario
 FIRST: Final = "kimi_k2_pretrain_2048gpu_h800_bf16"
 _AS_IT_IS: Final = "(the scenario's own)"
 _OBJECTIVES: Final = ("time", "cost", "energy", "headroom", "gpus")
-_GEMM: Final = ("same", "fp8_block", "fp8_tensor", "mxfp8")
 _LARGEST: Final = 2**31
 # Fields with a control of their own.
 _SHOWN: Final = (
@@ -49,28 +51,27 @@ def scenario_form(slot: str = "", *, label: str = "Scenario") -> View:
     base = shown.base()
     values = _known(shown)
     with st.form(f"{slot}form {name}", border=True):
-        chosen, added = _controls(base, values, slot, name)
-        rest = words_of({k: v for k, v in values.items() if k not in _SHOWN})
-        _start(f"{slot}other {name}", lines(rest))
-        other = st.text_area(
-            "Other fields, one FIELD=VALUE a line",
-            key=f"{slot}other {name}",
-            placeholder="search.zero_stage=[1]",
-            height=68,
-        )
-        st.form_submit_button("Plan", type="primary")
+        chosen = _controls(base, values, slot, name)
+        with st.container(horizontal=True):
+            st.form_submit_button("Plan", type="primary")
+            with st.popover("Any other field"):
+                other = _other(values, slot, name)
+            with st.popover("Your own model or cluster"):
+                added = _uploads(chosen, f"{slot}{name}")
     chosen |= parse_changes([w.strip() for w in other.splitlines() if w.strip()])
     view = View(name, words_of(chosen), slot, added)
     view.keep()
+    _about(view)
     return view
 
 
 def _name(slot: str, label: str, shown: View) -> str:
     """Returns the scenario: one that ships, or an uploaded file."""
-    left, right = st.columns([3, 2], vertical_alignment="bottom")
-    upload = right.file_uploader(
-        "or your own scenario (YAML, at most 1 MB)", type=["yaml", "yml"], key=f"{slot}file"
-    )
+    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    with right.popover("Your own scenario", width="stretch"):
+        upload = st.file_uploader(
+            "A scenario (YAML, at most 1 MB)", type=["yaml", "yml"], key=f"{slot}file"
+        )
     names = catalog_names(SCENARIO_CATALOG)
     if upload is not None:
         st.session_state[f"{slot}upload"] = (upload.name, upload.getvalue())
@@ -82,6 +83,24 @@ def _name(slot: str, label: str, shown: View) -> str:
     return str(left.selectbox(label, names, key=state))
 
 
+def _about(view: View) -> None:
+    """Says what a scenario that is not all in the address needs, and offers it as a file."""
+    scenario = view.scenario()
+    if view.is_upload:
+        st.caption(
+            "Uploaded and probed data stay in this session: the address alone does not reopen "
+            f"them. The command lines below read the downloaded file, `{scenario.name}.yaml`."
+        )
+    st.download_button(
+        "Download this scenario (YAML)",
+        view.yaml,
+        file_name=f"{scenario.name}.yaml",
+        mime="application/yaml",
+        key=f"{view.slot}download",
+        on_click="ignore",
+    )
+
+
 def _known(shown: View) -> Values:
     try:
         return parse_changes(shown.words)
@@ -89,16 +108,28 @@ def _known(shown: View) -> Values:
         return {}
 
 
-def _controls(
-    base: Scenario, values: Values, slot: str, name: str
-) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """Draws the controls; returns the changes they ask for, and what was uploaded."""
+def _other(values: Values, slot: str, name: str) -> str:
+    """Draws the box for fields without a control of their own; returns its lines."""
+    rest = words_of({k: v for k, v in values.items() if k not in _SHOWN})
+    _start(f"{slot}other {name}", lines(rest))
+    text = st.text_area(
+        "Other fields, one FIELD=VALUE a line",
+        key=f"{slot}other {name}",
+        placeholder="search.zero_stage=[1]",
+        height=68,
+        help="any field of a scenario file by its dotted name; `flopwright schema scenario`",
+    )
+    return str(text)
+
+
+def _controls(base: Scenario, values: Values, slot: str, name: str) -> dict[str, Any]:
+    """Draws the controls; returns the changes they ask for."""
     key = f"{slot}{name}"
     first, second, third = st.columns(3)
-    model = _catalog(first, "Model", MODEL_CATALOG, values.get("model"), base.model.name, key)
-    cluster = _catalog(
-        second, "Cluster", CLUSTER_CATALOG, values.get("cluster"), base.cluster.name, key
-    )
+    models = catalog_names(MODEL_CATALOG)
+    model = _catalog(first, "Model", models, values.get("model"), base.model.name, key)
+    clusters = [*(f"{PROBED}{n}" for n in machine_names()), *catalog_names(CLUSTER_CATALOG)]
+    cluster = _catalog(second, "Cluster", clusters, values.get("cluster"), base.cluster.name, key)
     now = values.get("objective", base.objective)
     _start(f"objective {key}", now if now in _OBJECTIVES else base.objective)
     objective = third.selectbox(
@@ -107,28 +138,7 @@ def _controls(
         key=f"objective {key}",
         help="a step's time, GPU time, energy, memory of the fullest GPU, or GPUs",
     )
-    config = first.file_uploader(
-        "or a config.json (Hugging Face)", type=["json"], key=f"config {key}"
-    )
-    own = second.file_uploader(
-        "or a cluster (YAML, as `flopwright probe` writes)",
-        type=["yaml", "yml"],
-        key=f"cluster file {key}",
-    )
-    nodes_of = load_cluster(cluster) if cluster is not None else base.cluster
-    with third:
-        nodes = _number("Nodes", "cluster.num_nodes", nodes_of.num_nodes, values, key)
-    left, right = st.columns(2)
-    with left:
-        seq = _number("Context (tokens)", "workload.seq_len", base.workload.seq_len, values, key)
-    with right:
-        batch = _number(
-            "Sequences a step",
-            "workload.global_batch_size",
-            base.workload.global_batch_size,
-            values,
-            key,
-        )
+    nodes, seq, batch = _sizes(base, values, key, cluster)
     asked: dict[str, Any] = {
         "model": model,
         "cluster": cluster,
@@ -137,18 +147,58 @@ def _controls(
         "workload.seq_len": seq,
         "workload.global_batch_size": batch,
     }
+    return {k: v for k, v in asked.items() if v is not None}
+
+
+def _sizes(base: Scenario, values: Values, key: str, cluster: str | None) -> tuple[Any, Any, Any]:
+    """Draws the numbers: nodes, context, sequences a step."""
+    nodes_of = base.cluster if cluster is None else _cluster(cluster)
+    first, second, third = st.columns(3)
+    with first:
+        nodes = _number("Nodes", "cluster.num_nodes", nodes_of.num_nodes, values, key)
+    with second:
+        seq = _number("Context (tokens)", "workload.seq_len", base.workload.seq_len, values, key)
+    with third:
+        batch = _number(
+            "Sequences a step",
+            "workload.global_batch_size",
+            base.workload.global_batch_size,
+            values,
+            key,
+        )
+    return nodes, seq, batch
+
+
+def _uploads(asked: dict[str, Any], key: str) -> tuple[tuple[str, str], ...]:
+    """Draws the uploads; returns what was uploaded, which takes the place of what was chosen."""
+    config = st.file_uploader(
+        "A model: config.json (Hugging Face, at most 1 MB)", type=["json"], key=f"config {key}"
+    )
+    own = st.file_uploader(
+        "A cluster: YAML, as `flopwright probe` writes (at most 1 MB)",
+        type=["yaml", "yml"],
+        key=f"cluster file {key}",
+    )
     added = []
     if config is not None:
-        asked["model"] = None
-        added.append(("model", _dumped(uploaded_model(config.name, config.getvalue()))))
+        asked.pop("model", None)
+        added.append(("model", yaml.safe_dump(uploaded_model(config.name, config.getvalue()))))
     if own is not None:
-        asked["cluster"] = asked["cluster.num_nodes"] = None
-        added.append(("cluster", _dumped(uploaded_cluster(own.name, own.getvalue()))))
-    return {k: v for k, v in asked.items() if v is not None}, tuple(added)
+        asked.pop("cluster", None)
+        asked.pop("cluster.num_nodes", None)
+        added.append(("cluster", yaml.safe_dump(uploaded_cluster(own.name, own.getvalue()))))
+    return tuple(added)
 
 
-def _dumped(data: Any) -> str:
-    return yaml.safe_dump(data)
+def _cluster(name: str) -> ClusterSpec:
+    if name.startswith(PROBED):
+        return load_machine(name.removeprefix(PROBED))
+    return _shipped_cluster(name)
+
+
+@lru_cache(maxsize=64)
+def _shipped_cluster(name: str) -> ClusterSpec:
+    return load_cluster(name)
 
 
 def _start(state: str, value: Any) -> None:
@@ -157,9 +207,9 @@ def _start(state: str, value: Any) -> None:
         st.session_state[state] = value
 
 
-def _catalog(where: Any, label: str, folder: Any, now: Any, own: str, key: str) -> str | None:
+def _catalog(where: Any, label: str, known: list[str], now: Any, own: str, key: str) -> str | None:
     """Returns the name chosen from a catalog; None for the scenario's own."""
-    names = [f"{_AS_IT_IS} {own}", *catalog_names(folder)]
+    names = [f"{_AS_IT_IS} {own}", *known]
     _start(f"{label} {key}", now if isinstance(now, str) and now in names else names[0])
     chosen = where.selectbox(label, names, key=f"{label} {key}")
     return None if chosen == names[0] else str(chosen)

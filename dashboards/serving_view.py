@@ -7,7 +7,7 @@ from typing import Final, get_args
 import streamlit as st
 
 from flopwright.dashboards import figures
-from flopwright.dashboards.parts import chart, chosen, keep_in_url
+from flopwright.dashboards.parts import chart, chosen, keep_in_url, number
 from flopwright.planner.serving.serve import Asked, Serving, serve
 from flopwright.simulator.hardware.nodes.types import node_type_names
 from flopwright.simulator.rollouts.engine.catalog import (
@@ -38,15 +38,15 @@ def draw_serving(model: str) -> None:
     left, middle, right = st.columns(3)
     with left:
         name = chosen("Model to serve", names, "serve")
-        context = st.number_input("Context to hold (tokens)", 1, 10_000_000, 131_072)
+        context = number("Context to hold (tokens)", "context", 1, 10_000_000, 131_072)
     with middle:
         st.session_state.setdefault("choice node", st.query_params.get("node", _FIRST_NODE))
         node = chosen("Node type", list(node_type_names()), "node")
-        users = st.number_input("Sequences at once", 1, 1_000_000, 64)
+        users = number("Sequences at once", "users", 1, 1_000_000, 64)
     with right:
         formats = [_AS_RELEASED, *get_args(FormatName)]
         release = chosen("Weight format", formats, "release")
-        models = st.number_input("Models kept loaded behind a router", 1, 100, 1)
+        models = number("Models kept loaded behind a router", "models", 1, 100, 1)
     keep_in_url(serve=name, node=node, release=release)
     wanted = None if release == _AS_RELEASED else release
     asked = Asked(node_type=node, context=context, concurrency=users, models=models)

@@ -17,11 +17,11 @@ def ranked(result: SearchResult) -> pd.DataFrame:
             {
                 "rank": r.rank,
                 "plan": r.plan.label(),
-                "step time (s)": _digits(r.prediction.metrics.step_time_s),
+                "step time (s)": four_digits(r.prediction.metrics.step_time_s),
                 "80 % interval (s)": _interval(r.prediction),
-                "tokens/s a GPU": _digits(r.prediction.metrics.tokens_per_s_per_gpu),
-                "MFU (%)": _digits(100 * r.prediction.metrics.mfu),
-                "peak memory (GiB)": _digits(r.prediction.metrics.peak_memory_bytes / GIB),
+                "tokens/s a GPU": four_digits(r.prediction.metrics.tokens_per_s_per_gpu),
+                "MFU (%)": four_digits(100 * r.prediction.metrics.mfu),
+                "peak memory (GiB)": four_digits(r.prediction.metrics.peak_memory_bytes / GIB),
                 "headroom (%)": round(100 * r.headroom, 1),
                 "variants": r.variants,
             }
@@ -36,10 +36,10 @@ def infeasible(result: SearchResult) -> pd.DataFrame:
         [
             {
                 "plan": i.plan.label(),
-                "missing (GiB)": _digits(i.missing_bytes / GIB),
+                "missing (GiB)": four_digits(i.missing_bytes / GIB),
                 "on stage": i.stage,
-                "peak memory (GiB)": _digits(i.peak_memory_bytes / GIB),
-                "step time if it fitted (s)": _digits(i.step_time_s),
+                "peak memory (GiB)": four_digits(i.peak_memory_bytes / GIB),
+                "step time if it fitted (s)": four_digits(i.step_time_s),
                 "rule": "; ".join(v.rule for v in i.violations),
                 "nearest fix": "; ".join(v.nearest_fix for v in i.violations if v.nearest_fix),
             }
@@ -56,8 +56,8 @@ def compared(report: ComparisonReport) -> pd.DataFrame:
         row = {
             "run": run.measurement_id,
             "plan": run.plan_name,
-            "measured (ms)": _digits(1e3 * step.measured),
-            "predicted (ms)": _digits(1e3 * step.predicted),
+            "measured (ms)": four_digits(1e3 * step.measured),
+            "predicted (ms)": four_digits(1e3 * step.predicted),
             "error (%)": _percent(step.signed_error),
             "in interval": "yes" if step.in_interval else "no",
             "tensor memory error (%)": _percent(run.after.error("tensor_memory_bytes")),
@@ -89,9 +89,9 @@ def _percent(fraction: float | None) -> float | None:
     return None if fraction is None else round(100 * fraction, 1)
 
 
-def _digits(value: float) -> float:
+def four_digits(value: float | None) -> float | None:
     """Returns the value to four digits: more would claim more than is known."""
-    return float(f"{value:.4g}")
+    return None if value is None else float(f"{value:.4g}")
 
 
 def _interval(prediction: Prediction) -> str:

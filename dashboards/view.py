@@ -4,23 +4,29 @@
 takes: `flopwright plan NAME --set FIELD=VALUE`. A second scenario beside it has the same keys
 with `b_` before them. An uploaded scenario is kept for the session only: it is data of the
 user's, so it can be downloaded with its changes, and the command line then names that file.
+So it does for a machine that was probed here (`set=cluster=probed NAME`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import streamlit as st
 import yaml
 
 from flopwright.dashboards.uploads import uploaded_scenario
+from flopwright.simulator.calibration.machines import load_machine
 from flopwright.spec.changed import changed, parse_changes
 from flopwright.spec.load import SCENARIO_CATALOG, catalog_names, dump_yaml, load_scenario
 from flopwright.spec.scenario import Scenario
 
 UPLOADED: Final = "(uploaded)"
+# Before the name of a machine that was probed here, where a cluster is named.
+PROBED: Final = "probed "
+Upload = tuple[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +47,11 @@ class View:
     @property
     def is_upload(self) -> bool:
         """Whether it holds what was uploaded, and so is not all in the address."""
-        return self.name == UPLOADED or bool(self.added)
+        return self.name == UPLOADED or bool(self.added) or bool(_machines(self.words))
 
     def base(self) -> Scenario:
         """Returns the scenario before its changes."""
-        if self.name != UPLOADED:
-            return load_scenario(self.name)
-        file, content = st.session_state[f"{self.slot}upload"]
-        return uploaded_scenario(file, content)
+        return _base(self.name, self._upload())
 
     def scenario(self) -> Scenario:
         """Returns the scenario with its changes.
@@ -56,9 +59,15 @@ class View:
         Raises:
             InputError: what was uploaded or changed breaks a rule.
         """
-        values = dict(parse_changes(self.words))
-        values |= {field: yaml.safe_load(text) for field, text in self.added}
-        return changed(self.base(), values, files=False)
+        added = (*self.added, *_machines(self.words))
+        return _built(self.name, self._upload(), self.words, added)
+
+    def _upload(self) -> Upload | None:
+        """Returns the name and bytes of this session's uploaded scenario."""
+        if self.name != UPLOADED:
+            return None
+        found: Upload = st.session_state[f"{self.slot}upload"]
+        return found
 
     def command(self, verb: str, *options: str) -> list[str]:
         """Returns the command line that gives what is shown."""
@@ -73,10 +82,42 @@ class View:
             name = f"{self.slot}{key}"
             if st.query_params.get_all(name) != value:
                 st.query_params[name] = value
+        st.session_state[f"{self.slot}added"] = (self.name, self.words, self.added)
+
+    def remember(self) -> None:
+        """Keeps what was uploaded for the pages that show one scenario."""
+        st.session_state["added"] = (self.name, self.words, self.added)
+        if (upload := self._upload()) is not None:
+            st.session_state["upload"] = upload
 
     def yaml(self) -> str:
         """Returns the scenario as a file of its own."""
         return dump_yaml(self.scenario(), header="Downloaded from the dashboard.")
+
+
+def _machines(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Returns the probed machine that the words name, as it is now, like an uploaded cluster."""
+    start = f"cluster={PROBED}"
+    names = [word.removeprefix(start) for word in words if word.startswith(start)]
+    return tuple(("cluster", dump_yaml(load_machine(name))) for name in names)
+
+
+# A page asks for its scenario at every turn; reading one takes a tenth of a second.
+@lru_cache(maxsize=64)
+def _base(name: str, upload: Upload | None) -> Scenario:
+    return load_scenario(name) if upload is None else uploaded_scenario(*upload)
+
+
+@lru_cache(maxsize=64)
+def _built(
+    name: str,
+    upload: Upload | None,
+    words: tuple[str, ...],
+    added: tuple[tuple[str, str], ...],
+) -> Scenario:
+    values = dict(parse_changes(words))
+    values |= {field: yaml.safe_load(text) for field, text in added}
+    return changed(_base(name, upload), values, files=False)
 
 
 def view_of_address(slot: str = "") -> View | None:
@@ -86,7 +127,9 @@ def view_of_address(slot: str = "") -> View | None:
         name = None
     if name is None or (name != UPLOADED and name not in catalog_names(SCENARIO_CATALOG)):
         return None
-    return View(name, tuple(st.query_params.get_all(f"{slot}set")), slot)
+    words = tuple(st.query_params.get_all(f"{slot}set"))
+    kept = st.session_state.get(f"{slot}added", ())
+    return View(name, words, slot, kept[2] if kept[:2] == (name, words) else ())
 
 
 def words_of(values: Mapping[str, Any]) -> tuple[str, ...]:

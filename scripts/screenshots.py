@@ -1,5 +1,6 @@
 """Takes a picture of each dashboard page into docs/images: scripts/screenshots.py [NAME ...].
 
+`--dark` takes the dark scheme, `--more` every tab as well, `--out` another folder.
 Needs Chromium (`apt-get install chromium`) and playwright (`.venv/bin/python -m pip install
 playwright`; no `playwright install`). The server runs on a free port of the loopback
 interface and is ended with the script. Compare shows the store that FLOPWRIGHT_STORE names,
@@ -8,6 +9,7 @@ or the user's own.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -51,35 +53,53 @@ class Page(NamedTuple):
     charts: int
 
 
+K2 = "kimi_k2_pretrain_2048gpu_h800_bf16"
+PLAN = "plan=pp%3D16+ep%3D16+zero_stage%3D1+recompute%3Dselective+fp8_activations"
 PAGES = (
-    Page(
-        "explore",
-        "?scenario=kimi_k2_pretrain_2048gpu_h800_bf16&top=5",
-        "521,004 candidates",
-        3,
-    ),
-    Page("plan", "plan?scenario=kimi_k2_pretrain_2048gpu_h800_bf16", "Download plan.yaml", 1),
+    Page("explore", f"?scenario={K2}&top=5", "521,004 candidates", 3),
+    Page("plan", f"plan?scenario={K2}", "Download plan.yaml", 1),
     Page("rollouts", "rollouts?rollout=kimi_k2_like_256gpu_h800&sweep=1", "Best lambda", 3),
     Page("compare", "compare", "Predicted against measured step time|No runs yet", 0),
+    Page("export", f"export?scenario={K2}&target=megatron&{PLAN}", "What the run should show", 2),
+)
+MORE = (
     Page(
-        "export",
-        "export?scenario=kimi_k2_pretrain_2048gpu_h800_bf16&target=megatron"
-        "&plan=pp%3D16+ep%3D16+zero_stage%3D1+recompute%3Dselective+fp8_activations",
-        "Look into a file",
-        0,
+        "explore_holds", f"?scenario={K2}&tab=What+holds+it+back", "If a resource|resource had", 1
     ),
+    Page("explore_serving", f"?scenario={K2}&tab=Serving", "hold it with its caches", 1),
+    Page("explore_cost", f"?scenario={K2}&against=cost", "Trade-offs", 3),
+    Page(
+        "explore_beside", f"?scenario={K2}&b_scenario={K2}&b_set=cluster%3D1024_h100", "1,024", 6
+    ),
+    Page("plan_memory", f"plan?scenario={K2}&part=Memory&{PLAN}", "Download plan.yaml", 1),
+    Page("plan_sent", f"plan?scenario={K2}&part=Communication&{PLAN}", "busiest stage", 1),
+    Page("plan_edit", f"plan?scenario={K2}&part=Edit+a+field&{PLAN}", "Price the edited plan", 0),
+    Page("loop", "rollouts?view=loop&loop=kimi_k2_rl_256gpu_h800", "Plan the loop", 0),
+    Page("error", f"?scenario={K2}&set=workload.seq_len%3D-5", "cannot be planned", 0),
+    Page("nothing_fits", f"?scenario={K2}&set=cluster%3D8_h100", "does not fit", 1),
+    Page("compare_one", "compare?tab=One+run", "Look first|No runs yet", 0),
+    Page("compare_time", "compare?tab=Over+time", "step time|No runs yet", 0),
+    Page("compare_where", "compare?tab=Environment", "First run|Two runs|No runs yet", 0),
 )
 
 
-def main(names: list[str]) -> int:
+def main() -> int:
     """Returns 0 when every picture was taken, 2 when something to take them with is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="pages; default: all")
+    parser.add_argument("--dark", action="store_true", help="the dark scheme")
+    parser.add_argument("--more", action="store_true", help="every tab and state as well")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder")
+    asked = parser.parse_args()
     missing = missing_tools()
     if missing:
         print("\n".join(("screenshots need what is not here:", *missing)), file=sys.stderr)
         return 2
-    OUT.mkdir(parents=True, exist_ok=True)
+    known = (*PAGES, *MORE) if asked.more or asked.names else PAGES
+    asked.out.mkdir(parents=True, exist_ok=True)
     with server() as address:
-        return take([p for p in PAGES if not names or p.name in names], address)
+        pages = [p for p in known if not asked.names or p.name in asked.names]
+        return take(pages, address, asked.out, "dark" if asked.dark else "light")
 
 
 def missing_tools() -> list[str]:
@@ -127,7 +147,7 @@ def server() -> Iterator[str]:
         process.wait(timeout=30)
 
 
-def take(pages: list[Page], address: str) -> int:
+def take(pages: list[Page], address: str, out: Path, scheme: str) -> int:
     """Takes the pictures; an exception on a page is an error."""
     from playwright.sync_api import sync_playwright
 
@@ -135,12 +155,12 @@ def take(pages: list[Page], address: str) -> int:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium(), args=list(FLAGS))
         for page in pages:
-            view = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+            view = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
             view.goto(f"{address}/{page.path}")
             exception = view.locator('[data-testid="stException"]')
             view.get_by_text(re.compile(page.text)).or_(exception).first.wait_for(timeout=300_000)
             problems = exception.count() or settle(view, page.charts)
-            path = OUT / f"{page.name}.png"
+            path = out / f"{page.name}.png"
             # the page scrolls inside a container: a tall window shows all of it
             height = view.evaluate(_HEIGHT)
             view.set_viewport_size({"width": 1280, "height": min(int(height) + 20, 2400)})
@@ -148,7 +168,7 @@ def take(pages: list[Page], address: str) -> int:
             view.screenshot(path=str(path))
             size = path.stat().st_size
             verdict = "" if size <= MAX_BYTES else f"  LARGER THAN {MAX_BYTES // 1000} kB"
-            print(f"{path.relative_to(OUT.parent.parent)}  {size // 1000} kB{verdict}")
+            print(f"{path}  {size // 1000} kB{verdict}", flush=True)
             failed += bool(problems) or size > MAX_BYTES
             if problems:
                 print(f"  the page shows {problems} exceptions", file=sys.stderr)
@@ -174,4 +194,4 @@ def settle(view: Any, charts: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

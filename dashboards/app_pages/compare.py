@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import pandas as pd
 import streamlit as st
 
-from flopwright.dashboards import compare_figures, figures, tables
+from flopwright.dashboards import compare_figures, figures, parts, tables
 from flopwright.dashboards.compare_view import draw_environment, draw_one_run, draw_summary
-from flopwright.dashboards.parts import chart, chosen, keep_in_url, show_problems, store_url
+from flopwright.dashboards.parts import chart, chosen, keep_in_url, open_tab, show_problems
 from flopwright.dashboards.published_view import draw_published
-from flopwright.dashboards.runs import calibrations, chosen_runs, compared_runs
+from flopwright.dashboards.runs import calibrations, chosen_runs, compared_runs, holding
 from flopwright.errors import InputError
+from flopwright.report.compare_report import ComparisonReport
 from flopwright.report.drift import find_drifts
 from flopwright.report.metrics import Measurement
 from flopwright.store import default_url, open_store, store_exists
 from flopwright.units import plural
 
-_TABS = ("Runs", "One run", "Environment", "Over time", "Rounds and stages", "Published runs")
+_RUNS, _ONE, _WHERE, _TIME = "Runs", "One run", "Environment", "Over time"
+_ROUNDS, _PUBLISHED = "Rounds and stages", "Published runs"
+_TABS: Final = (_RUNS, _ONE, _WHERE, _TIME, _ROUNDS, _PUBLISHED)
 
 
 def page() -> None:
@@ -26,10 +30,10 @@ def page() -> None:
     st.title("Compare")
     st.caption("Measured runs beside what the simulator predicts for the same plans.")
     try:
-        if not store_exists(store_url()):
-            _nothing_yet(store_url() or default_url())
+        if not store_exists(parts.store_url()):
+            _nothing_yet(parts.store_url() or default_url())
             return
-        store = open_store(store_url(), create=False)
+        store = open_store(parts.store_url(), create=False)
         measurements, stored = store.measurements(), store.frame()
         store.close()
     except InputError as error:
@@ -39,7 +43,17 @@ def page() -> None:
         _nothing_yet(store.url)
         return
     st.caption(f"{plural(len(measurements), 'run')} in {store.url}")
-    _compared(measurements, tables.rounds_and_stages(stored))
+    st.session_state.setdefault("search runs", st.query_params.get("search", ""))
+    words = st.text_input(
+        "Search runs",
+        key="search runs",
+        placeholder="plan, id, model, stack or date",
+        help="runs whose plan name, id, date, model or stack holds every word",
+    )
+    keep_in_url(search=words)
+    name, place = open_tab(_TABS, "tab")
+    with place:
+        _shown(name, chosen_runs(measurements, words), stored, words)
 
 
 def _nothing_yet(url: str) -> None:
@@ -49,71 +63,67 @@ def _nothing_yet(url: str) -> None:
         "flopwright plan kimi_k2_mini_2cpu_fp32 --out plan.yaml\n"
         "flopwright run plan.yaml --out runs/mini\n"
         "flopwright calibrate",
-        language="bash",
+        language=None,
     )
     st.caption("Or `make demo`, which does all of it for three plans.")
     st.subheader("Runs that others published")
     draw_published()
 
 
-def _compared(steps: Sequence[Measurement], others: pd.DataFrame) -> None:
-    """Shows the comparison under the chosen calibration, and what else is stored."""
-    runs, one, environment, time, rounds, published = st.tabs(_TABS)
-    with published:
+def _shown(name: str, steps: Sequence[Measurement], stored: pd.DataFrame, words: str) -> None:
+    """Draws one of the tabs over the runs that were searched for."""
+    if name == _PUBLISHED:
         draw_published()
-    with rounds:
-        if len(others):
-            st.dataframe(others, hide_index=True, width="stretch")
+    elif name == _ROUNDS:
+        _others(holding(tables.rounds_and_stages(stored), words))
+    elif not steps:
+        if words:
+            st.warning(f"No run holds all of: {words}")
         else:
-            st.info("No rollout round and no stage of a campaign is in the store.")
-    with time:
+            st.info("No step of a training is in the store.")
+    elif name == _TIME:
         _drift(steps)
-    with environment:
+    elif name == _WHERE:
         draw_environment(steps)
-    with runs:
-        report_of = _runs(steps)
-    if report_of is None:
-        return
-    with one:
-        draw_one_run(*report_of)
+    else:
+        _against(name, steps)
 
 
-def _runs(steps: Sequence[Measurement]) -> tuple[object, list[str]] | None:
-    """Draws all runs; returns the report and the command line for it."""
-    if not steps:
-        st.info("No step of a training is in the store.")
-        return None
+def _others(others: pd.DataFrame) -> None:
+    if len(others):
+        st.dataframe(others, hide_index=True, width="stretch")
+        figure = compare_figures.rounds_figure(others)
+        chart(figure, alt="rounds and stages", command=["flopwright", "store", "show"])
+    else:
+        st.info("No rollout round and no stage of a campaign is in the store, or none is found.")
+
+
+def _against(name: str, steps: Sequence[Measurement]) -> None:
+    """Draws the runs, or one of them, against their predictions under a calibration."""
     try:
         known = calibrations(steps)
-        left, right = st.columns(2)
-        with left:
-            name = chosen("Calibration", list(known), "calibration")
-        with right:
-            st.session_state.setdefault("search runs", st.query_params.get("search", ""))
-            words = st.text_input(
-                "Search runs",
-                key="search runs",
-                placeholder="plan, id, stack or date",
-                help="runs whose plan name, id, date, model or stack holds every word",
-            )
-        keep_in_url(calibration=name, search=words)
-        wanted = chosen_runs(steps, words)
-        if not wanted:
-            st.warning(f"No run holds all of: {words}")
-            return None
-        report = compared_runs(wanted, known[name])
+        calibration = chosen("Calibration", list(known), "calibration")
+        keep_in_url(calibration=calibration)
+        report = compared_runs(steps, known[calibration])
     except InputError as error:
         show_problems(error, "These runs cannot be predicted")
-        return None
+        return
     if not report.runs:
         st.warning("No run of the stack that this calibration speaks of.")
-        return None
-    if len(report.runs) < len(wanted):
+        return
+    if len(report.runs) < len(steps):
         st.caption(
             f"{plural(len(report.runs), 'run')} of the stack that this calibration speaks of."
         )
-    store = ["--store", str(store_url())] if store_url() is not None else []
-    command = ["flopwright", "compare", "--calibration", name, *store]
+    store = ["--store", str(parts.store_url())] if parts.store_url() is not None else []
+    command = ["flopwright", "compare", "--calibration", calibration, *store]
+    if name == _ONE:
+        draw_one_run(report, command)
+    else:
+        _all(report, command)
+
+
+def _all(report: ComparisonReport, command: list[str]) -> None:
     draw_summary(report)
     st.dataframe(tables.compared(report), hide_index=True, width="stretch")
     left, right = st.columns(2)
@@ -127,7 +137,6 @@ def _runs(steps: Sequence[Measurement]) -> tuple[object, list[str]] | None:
         st.subheader("Signed error by phase")
         figure = compare_figures.phase_error_figure(report)
         chart(figure, alt="signed error by phase", command=command)
-    return report, command
 
 
 def _drift(steps: Sequence[Measurement]) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 import streamlit as st
 
 from flopwright.dashboards.explored import draw_nothing_fits, draw_plans, draw_verdict
-from flopwright.dashboards.parts import show_problems
+from flopwright.dashboards.parts import open_tab, show_problems
 from flopwright.dashboards.results import first_look, found, whole_search
 from flopwright.dashboards.scaling import draw_scaling, draw_sensitivities
 from flopwright.dashboards.scenario_form import scenario_form
@@ -16,8 +16,8 @@ from flopwright.dashboards.view import View
 from flopwright.errors import InputError
 from flopwright.planner.result import SearchResult
 
-_STOP: Final = "stopped"
-_TABS: Final = ("Plans", "What holds it back", "Scaling", "Serving")
+_PLANS, _HOLDS, _SCALING, _SERVING = "Plans", "What holds it back", "Scaling", "Serving"
+_TABS: Final = (_PLANS, _HOLDS, _SCALING, _SERVING)
 
 
 def page() -> None:
@@ -30,7 +30,7 @@ def page() -> None:
         help="the second one has its own form and its own address keys",
     )
     if not beside:
-        for key in ("b_scenario", "b_set"):
+        for key in ("b_scenario", "b_set", "b_plan"):
             st.query_params.pop(key, None)
         _explored("", wide=True)
         return
@@ -46,44 +46,40 @@ def _explored(slot: str, *, wide: bool) -> None:
     try:
         view = scenario_form(slot)
         scenario = view.scenario()
-        st.download_button(
-            "Download this scenario (YAML)",
-            view.yaml(),
-            file_name=f"{scenario.name}.yaml",
-            mime="application/yaml",
-            key=f"{slot}download",
-        )
         result = found(scenario)
-        if result is not None:
-            _drawn(result, view, wide=wide)
-            return
-        quick = first_look(scenario)
+        first = None if result is not None else first_look(scenario)
     except InputError as error:
         show_problems(error, "This scenario cannot be planned")
         return
-    if quick is not None:
-        _drawn(quick, view, wide=wide)
-    _search_now(view)
+    shown = result or first
+    if shown is None:
+        st.info("No plan of a first look fits: every legal plan is being priced.")
+        whole_search(scenario, slot)
+        return
+    say_what_binds = draw_verdict(shown, view, wide=wide)
+    if result is None:
+        whole_search(scenario, slot)
+    _drawn(shown, view, wide=wide)
+    say_what_binds()
 
 
 def _drawn(result: SearchResult, view: View, *, wide: bool) -> None:
-    scenario = view.scenario()
-    draw_verdict(result, view, wide=wide)
+    """Draws one of the tabs: what is not looked at is not worked out."""
     if result.best is None:
         draw_nothing_fits(result, view)
         return
     # Serving is no question about a training scenario: one tab of it is enough.
     names = _TABS if wide else _TABS[:-1]
-    tabs = dict(zip(names, st.tabs(names), strict=True))
-    with tabs["Plans"]:
-        draw_plans(result, view, wide=wide)
-    with tabs["What holds it back"]:
-        draw_sensitivities(result, scenario, view)
-    with tabs["Scaling"]:
-        draw_scaling(scenario, view)
-    if "Serving" in tabs:
-        with tabs["Serving"]:
-            _serving(scenario.model.name)
+    name, place = open_tab(names, f"{view.slot}tab")
+    with place:
+        if name == _PLANS:
+            draw_plans(result, view, wide=wide)
+        elif name == _HOLDS:
+            draw_sensitivities(result, view)
+        elif name == _SCALING:
+            draw_scaling(view)
+        else:
+            _serving(view.scenario().model.name)
 
 
 def _serving(model: str) -> None:
@@ -91,29 +87,3 @@ def _serving(model: str) -> None:
         draw_serving(model)
     except InputError as error:
         show_problems(error, "This model cannot be served so")
-
-
-def _search_now(view: View) -> None:
-    """Searches every plan under a progress bar; any other action on the page ends it."""
-    scenario = view.scenario()
-    asked = f"{view.slot}{_STOP}"
-    if st.session_state.get(asked) == scenario.content_hash():
-        if st.button("Search every plan", key=f"{view.slot}go on"):
-            del st.session_state[asked]
-            st.rerun()
-        return
-    bar = st.progress(0.0, "searching every legal plan; what stands above is a first look")
-    if st.button("Stop", key=f"{view.slot}stop"):
-        st.session_state[asked] = scenario.content_hash()
-        st.rerun()
-
-    def advance(done: int, total: int) -> None:
-        # Streamlit ends a run that was superseded at its next call: this one.
-        bar.progress(min(1.0, done / max(1, total)), f"{done:,} of {total:,} plans priced")
-
-    try:
-        whole_search(scenario, advance)
-    except InputError as error:
-        show_problems(error, "This scenario cannot be planned")
-        return
-    st.rerun()

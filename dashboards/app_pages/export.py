@@ -6,13 +6,17 @@ from typing import Final
 
 import streamlit as st
 
-from flopwright.dashboards.exported import Bundle, made_bundle
-from flopwright.dashboards.parts import cli_line, show_problems
+from flopwright.dashboards import figures
+from flopwright.dashboards.depth import predicted
+from flopwright.dashboards.exported import Bundle, made_bundle, spare_plans
+from flopwright.dashboards.parts import chart, cli_line, number, show_problems
 from flopwright.dashboards.plan_choice import chosen_plan
 from flopwright.dashboards.view import View
 from flopwright.errors import InputError
+from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.export.registry import TARGETS
 from flopwright.planner.export.target import TARGET_VERSIONS
+from flopwright.spec.scenario import Scenario
 from flopwright.units import plural, show_bytes
 
 _LANGUAGES: Final = {".json": "json", ".yaml": "yaml", ".sh": "bash", ".toml": "toml"}
@@ -30,9 +34,10 @@ def page() -> None:
         if choice is None:
             return
         view, scenario, plan = choice
-        targets, image, spare = _form()
+        targets, image, count = _form()
+        spare = spare_plans(scenario, plan, count)
         with st.spinner("writing the files"):
-            made = made_bundle(scenario, plan, targets, image, spare)
+            made = made_bundle(scenario, plan, targets, image, spare or ())
     except InputError as error:
         show_problems(error, "This plan cannot be exported so")
         return
@@ -47,10 +52,12 @@ def page() -> None:
         file_name=f"{scenario.name}.zip",
         mime="application/zip",
         type="primary",
+        on_click="ignore",
     )
     _notes(made)
     _files(made)
-    _command(view, targets, image, spare)
+    _command(targets, image, count)
+    _expected(view, scenario, plan)
 
 
 def _form() -> tuple[tuple[str, ...], str | None, int]:
@@ -69,9 +76,10 @@ def _form() -> tuple[tuple[str, ...], str | None, int]:
             st.query_params.get("image", ""),
             placeholder="registry/image:tag",
         )
-        spare = right.number_input(
-            "Plans for fewer nodes", 0, 10, 0, help="each is searched: a few seconds"
-        )
+        with right:
+            spare = number(
+                "Plans for fewer nodes", "fallbacks", 0, 10, 0, about="each is searched"
+            )
         st.form_submit_button("Write the files", type="primary")
     if st.query_params.get_all("target") != targets:
         st.query_params["target"] = targets
@@ -103,15 +111,16 @@ def _files(made: Bundle) -> None:
         hide_index=True,
         width="stretch",
     )
-    name = st.selectbox("Look into a file", [n for n in made.files if not n.endswith(".gz")])
-    text = made.files[name].decode("utf-8")
-    if len(text) > _LONGEST:
-        st.caption(f"the first {_LONGEST:,} characters")
-    suffix = "." + name.rsplit(".", 1)[-1]
-    st.code(text[:_LONGEST], language=_LANGUAGES.get(suffix, "markdown"))
+    with st.expander("Look into a file"):
+        name = st.selectbox("File", [n for n in made.files if not n.endswith(".gz")])
+        text = made.files[name].decode("utf-8")
+        if len(text) > _LONGEST:
+            st.caption(f"the first {_LONGEST:,} characters")
+        suffix = "." + name.rsplit(".", 1)[-1]
+        st.code(text[:_LONGEST], language=_LANGUAGES.get(suffix, "markdown"))
 
 
-def _command(view: View, targets: tuple[str, ...], image: str | None, spare: int) -> None:
+def _command(targets: tuple[str, ...], image: str | None, spare: int) -> None:
     """Shows the command line that writes the same files."""
     words = [w for t in targets for w in ("--target", t)]
     words += ["--image", image] if image else []
@@ -119,3 +128,17 @@ def _command(view: View, targets: tuple[str, ...], image: str | None, spare: int
     cli_line(
         ["flopwright", "export", "plan.yaml", "--to", "bundle", *words, "--fallbacks", str(spare)]
     )
+
+
+def _expected(view: View, scenario: Scenario, plan: ParallelPlan) -> None:
+    """Draws what the launched run is expected to show: check.json holds the same numbers."""
+    st.subheader("What the run should show")
+    found = predicted(scenario, plan)
+    command = view.command("simulate", "--plan", "plan.yaml")
+    left, right = st.columns(2)
+    with left:
+        figure = figures.step_time_figure({plan.label(): found})
+        chart(figure, alt="expected step time by class", command=command)
+    with right:
+        figure = figures.memory_figure(found.metrics, scenario.cluster.node.gpu.hbm_bytes)
+        chart(figure, alt="expected memory by stage", command=command)

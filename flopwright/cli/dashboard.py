@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Annotated
+import time
+from typing import Annotated, Final
 
 import typer
+
+_LOOK_S: Final = 0.1
 
 
 def dashboard(
@@ -28,9 +30,10 @@ def dashboard(
         bool, typer.Option("--json", help="print address and command as JSON; start nothing")
     ] = False,
 ) -> None:
-    """Open the dashboard in a browser: Explore, Rollouts, Compare. Ctrl-C ends it.
+    """Open the dashboard in a browser: Explore, Plan, Rollouts, Compare, Export. Ctrl-C ends it.
 
-    It listens on this machine alone (127.0.0.1).
+    It listens on this machine alone (127.0.0.1). Its address is printed once it answers.
+    With `streamlit run dashboards/app.py` the same pages are served.
 
     Example: flopwright dashboard --port 8501
     """
@@ -40,13 +43,12 @@ def dashboard(
         typer.echo(json.dumps({"url": f"http://127.0.0.1:{port}", "command": command}))
         return
     environment = os.environ | ({"FLOPWRIGHT_STORE": store} if store is not None else {})
-    typer.echo(f"dashboard at http://127.0.0.1:{port} (Ctrl-C ends it)")
-    code = _serve(command, environment)
+    code = _serve(command, environment, port)
     if code:
         raise typer.Exit(code)
 
 
-def _serve(command: list[str], environment: dict[str, str]) -> int:
+def _serve(command: list[str], environment: dict[str, str], port: int) -> int:
     """Runs the server until it ends; returns its exit code, 0 where it was asked to end.
 
     SIGINT and SIGTERM are passed on and waited for: a server left behind would keep the
@@ -66,6 +68,10 @@ def _serve(command: list[str], environment: dict[str, str]) -> int:
         process = subprocess.Popen(command, env=environment)
         if asked:
             process.terminate()
+        while process.poll() is None and not _answers(port):
+            time.sleep(_LOOK_S)
+        if process.poll() is None:
+            typer.echo(f"dashboard at http://127.0.0.1:{port} (Ctrl-C ends it)")
         code = process.wait()
     finally:
         for number, handler in before.items():
@@ -73,11 +79,15 @@ def _serve(command: list[str], environment: dict[str, str]) -> int:
     return 0 if asked else code
 
 
+def _answers(port: int) -> bool:
+    import socket
+
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def streamlit_command(port: int, *, headless: bool) -> list[str]:
     """Returns the command that serves the app on the loopback address only."""
-    import flopwright
-
-    app = Path(flopwright.__file__).parent / "dashboards" / "app.py"
     options = {
         "server.address": "127.0.0.1",
         "server.port": str(port),
@@ -87,9 +97,10 @@ def streamlit_command(port: int, *, headless: bool) -> list[str]:
         "browser.gatherUsageStats": "false",
         "client.toolbarMode": "minimal",
         "client.showErrorLinks": "false",
+        "logger.hideWelcomeMessage": "true",
     }
     flags = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, "-m", "streamlit", "run", str(app), *flags]
+    return [sys.executable, "-m", "flopwright.dashboards.serve", *flags]
 
 
 def _check(port: int) -> None:

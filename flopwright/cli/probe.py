@@ -135,6 +135,7 @@ def _write(report: ProbeReport, folder: Path) -> dict[str, Any]:
     from flopwright.simulator.calibration.cluster_file import cluster_from_probe, link_name
     from flopwright.simulator.calibration.files import save_calibration
     from flopwright.simulator.calibration.fit_probe import fit_probe
+    from flopwright.simulator.calibration.machines import save_machine
     from flopwright.spec.load import dump_yaml
 
     cluster, calibration = cluster_from_probe(report), fit_probe(report, link_name(report))
@@ -146,6 +147,7 @@ def _write(report: ProbeReport, folder: Path) -> dict[str, Any]:
     written = {_FILES[name]: text.encode() for name, text in contents.items()}
     write_folder(folder, written, force=True)
     save_calibration(calibration)  # so that other verbs find it
+    save_machine(cluster)  # and the dashboard the machine
     (folder / "request.json").unlink(missing_ok=True)
     return {
         "probe": report.to_data(),
