@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from flopwright.kernels.fp8_quantize.reference import (
     quantize_blocks,
 )
 from flopwright.models.formats import int4, mx
-from flopwright.models.formats.layout import Layout
+from flopwright.models.formats.layout import Layout, layout_for
 
 TORCH_DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E5M2": torch.float8_e5m2,
@@ -67,3 +67,28 @@ def check_finite(x: Tensor, name: str, file: str = "") -> Tensor:
         rule = "holds numbers that are infinite or not a number"
         raise InputError(Violation(file=file, field=name, rule=rule))
     return x
+
+
+def coded(
+    layout: Layout | None, name: str, tensor: Tensor, rule: mx.ScaleRule
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields a stored tensor, or what holds it in a release format that quantises it.
+
+    Raises:
+        InputError: it does not fit the format.
+    """
+    chosen = layout_for(layout, name, tuple(tensor.shape))
+    if chosen is None:
+        yield name, tensor
+        return
+    if tensor.shape[-1] % chosen.whole_columns:
+        raise InputError(
+            Violation(
+                field=name,
+                value=str(tensor.shape[-1]),
+                rule=f"{chosen.name} needs whole blocks of columns",
+                limit=f"a multiple of {chosen.whole_columns}",
+            )
+        )
+    for ending, part in encode(chosen, check_finite(tensor, name), rule).items():
+        yield name.removesuffix(chosen.ending) + ending, part

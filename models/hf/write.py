@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flopwright.errors import InputError, Violation, did_you_mean
-from flopwright.models.formats.codecs import check_finite, encode
+from flopwright.models.formats.codecs import coded
 from flopwright.models.formats.layout import Layout, layout_for
+from flopwright.models.formats.mx import ScaleRule
 from flopwright.models.formats.plan import BF16, projections, target_layout
 from flopwright.models.formats.quantization_config import quantization_config, with_format
 from flopwright.models.hf.config import CONFIG_FILE
@@ -102,6 +103,8 @@ def write_checkpoint(
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     dtype: torch.dtype | None = None,
     release: str = BF16,
+    rule: ScaleRule = "floor",
+    beside: Iterable[Path] = (),
 ) -> None:
     """Writes a model as config.json, safetensors shards and their index.
 
@@ -116,6 +119,8 @@ def write_checkpoint(
         max_shard_bytes: most bytes of tensors in one file.
         dtype: to cast weights to; the router's selection bias stays as it is.
         release: format of the matrices that such releases quantise; "bf16" leaves them plain.
+        rule: how MXFP4's scales are chosen.
+        beside: files to copy into the folder.
 
     Raises:
         InputError: the folder holds something; or a tensor is unknown, twice there, of a wrong
@@ -139,7 +144,7 @@ def write_checkpoint(
         shards = _Shards(temporary, max_shard_bytes)
         dtypes = set()
         for name, tensor in _assembled(spec, tensors, dtype):
-            for part_name, part in coded(layout, name, tensor):
+            for part_name, part in coded(layout, name, tensor, rule):
                 shards.add(part_name, part)
                 if part is tensor:
                     dtypes.add(tensor.dtype)
@@ -154,6 +159,8 @@ def write_checkpoint(
                 "torch_dtype": str(stored).removeprefix("torch."),
             },
         )
+        for path in beside:
+            shutil.copyfile(path, temporary / path.name)
         for path in (*temporary.iterdir(), temporary):
             _sync(path)
         if folder.exists():
@@ -162,29 +169,6 @@ def write_checkpoint(
         _sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def coded(layout: Layout | None, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yields a stored tensor, or what holds it in a release format that quantises it.
-
-    Raises:
-        InputError: it does not fit the format.
-    """
-    chosen = layout_for(layout, name, tuple(tensor.shape))
-    if chosen is None:
-        yield name, tensor
-        return
-    if tensor.shape[-1] % chosen.whole_columns:
-        raise InputError(
-            Violation(
-                field=name,
-                value=str(tensor.shape[-1]),
-                rule=f"{chosen.name} needs whole blocks of columns",
-                limit=f"a multiple of {chosen.whole_columns}",
-            )
-        )
-    for ending, part in encode(chosen, check_finite(tensor, name)).items():
-        yield name.removesuffix(chosen.ending) + ending, part
 
 
 def _kept(layout: Layout, spec: ModelSpec) -> tuple[str, ...]:
