@@ -20,12 +20,10 @@ def sweep_frame(rows: Iterable[SweepRow]) -> pd.DataFrame:
     ordered = sorted(rows, key=lambda row: row.index)
     columns = as_columns(ordered)
     swept = {n: v for n, v in columns.items() if n not in SweepRow.model_fields}
+    names = [n for n in columns if n in SweepRow.model_fields and n not in COLUMNS]
     # A column without any value has its type too: the files of two sweeps go together.
-    results = {
-        name: pd.array(values, dtype=_dtype(name))
-        for name, values in columns.items()
-        if name in SweepRow.model_fields and name not in COLUMNS
-    }
+    found = pd.DataFrame({n: columns[n] for n in names}).astype({n: _dtype(n) for n in names})
+    results = {name: found[name] for name in names}
     return with_own_columns(frame_of(map(_shared, ordered)), before=swept, behind=results)
 
 

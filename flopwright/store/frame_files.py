@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def with_own_columns(
     frame: pd.DataFrame,
     *,
-    before: Mapping[str, Sequence[Any]] | None = None,
-    behind: Mapping[str, Sequence[Any]] | None = None,
+    before: Mapping[str, Sequence[Any] | pd.Series] | None = None,
+    behind: Mapping[str, Sequence[Any] | pd.Series] | None = None,
 ) -> pd.DataFrame:
     """Returns the table with columns that only it has, in front of the shared ones and behind.
 

@@ -10,6 +10,7 @@ import torch
 
 from flopwright.errors import InputError
 from flopwright.executor.measure.probe_collectives import SIZES, CollectiveName
+from flopwright.executor.measure.probe_overlap import OVERLAPPED
 from flopwright.executor.measure.probe_request import ProbeRequest, run_probe_ranks
 from flopwright.simulator.calibration.cluster_file import cluster_from_probe
 from flopwright.simulator.calibration.fit_probe import fit_probe
@@ -26,6 +27,9 @@ def test_two_ranks_measure_every_collective(tmp_path: Path) -> None:
     for c in report.collectives:
         assert 0 < c.seconds_min <= c.seconds <= c.seconds_p90
     assert any("all_reduce" in line for line in said)
+    # traffic beside compute, as far as the time allowed
+    assert {o.collective for o in report.overlaps} <= set(OVERLAPPED)
+    assert all(0 <= s <= 1 for s in fit_probe(report).overlap_slowdown.values())
     curves = {c.collective: c for c in fit_probe(report).collectives}
     assert set(curves) == set(get_args(CollectiveName))
     link = cluster_from_probe(report).node.link
