@@ -34,7 +34,7 @@ ENGINE_TERMS: Final[dict[str, dict[str, float]]] = {
     "host time of attempts": {"attempt_host_s": 1e-5},
     "sampling's bytes": {"logit_bytes": 8.0},
 }
-_STACKS: Final = {"areal": "megatron-fused", "verl-v1-35b": "megatron_bridge-25.11"}
+_STACK: Final = "megatron_bridge-25.11"
 
 
 def without_engine_term(numbers: dict[str, float]) -> Change:
@@ -70,8 +70,8 @@ def changed(scenario: RlScenario, term: str) -> RlScenario:
         given = without_engine_term(ENGINE_TERMS[term])(given)
     elif term == "weights' way":
         given = without_sync(given)
-    elif scenario.preset in _STACKS and given.update is not None:
-        update = {"mfu": None, "stack": given.update.stack or _STACKS[scenario.preset]}
+    elif given.update is not None:
+        update = {"mfu": None, "overhead": 1.0, "stack": given.update.stack or _STACK}
         given = given.model_copy(update={"update": given.update.model_copy(update=update)})
     return scenario.model_copy(update={"experiment": given})
 

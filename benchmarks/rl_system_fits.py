@@ -1,9 +1,10 @@
 """The numbers of AReaL that were fitted on its absolute rows, and each row left out of the fit.
 
-    python benchmarks/rl_system_fits.py [FOLDER] [--share S ...] [--mfu M ...]
+    python benchmarks/rl_system_fits.py [FOLDER] [--share S ...] [--overhead O ...]
 
 FOLDER (else FLOPWRIGHT_MEASURED_DATA) holds validation/rl_runs.csv. On the grid of both numbers
-(bandwidth of SGLang's decode attention as a share of the tables', MFU of the trainer) the pair
+(bandwidth of SGLang's decode attention as a share of the tables', trainer's
+time over that of a Megatron stack) the pair
 with the least mean |log(predicted / measured)| is taken: of all six rows, and of five of them,
 which then predict the sixth. The last line is one JSON object.
 """
@@ -27,11 +28,11 @@ from flopwright.simulator.rollouts.engine.software import engine_software
 from flopwright.spec.rollouts.experiment import LoopExperiment
 
 SHARES: Final = (0.35, 0.40, 0.45)
-MFUS: Final = (0.19, 0.21, 0.23)
+OVERHEADS: Final = (1.3, 1.4)
 
 
 def errors(
-    scenarios: list[RlScenario], rows: dict[str, Row], share: float, mfu: float
+    scenarios: list[RlScenario], rows: dict[str, Row], share: float, overhead: float
 ) -> dict[str, float]:
     """Returns log(predicted / measured) of the absolute rows under both numbers."""
     engine = engine_software("sglang_2025").model_copy(update={"decode_share": share})
@@ -44,7 +45,7 @@ def errors(
         changed = given.model_copy(
             update={
                 "rollout": given.rollout.model_copy(update={"engine": setup}),
-                "update": given.update.model_copy(update={"mfu": mfu}),
+                "update": given.update.model_copy(update={"overhead": overhead}),
             }
         )
         found = outcome_of(changed)
@@ -60,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", default=os.environ.get("FLOPWRIGHT_MEASURED_DATA"))
     parser.add_argument("--share", nargs="*", type=float, default=SHARES)
-    parser.add_argument("--mfu", nargs="*", type=float, default=MFUS)
+    parser.add_argument("--overhead", nargs="*", type=float, default=OVERHEADS)
     options = parser.parse_args()
     if options.folder is None:
         parser.error("FOLDER is needed: the measured rows are not shipped")
@@ -71,10 +72,10 @@ def main() -> None:
         if s.preset == "areal" and any(r.row_class == "F2" for r in s.rows)
     ]
     tried: dict[tuple[float, float], dict[str, float]] = {}
-    for share, mfu in itertools.product(options.share, options.mfu):
-        tried[share, mfu] = errors(scenarios, rows, share, mfu)
-        shown = ", ".join(f"{i} {math.expm1(e):+.1%}" for i, e in tried[share, mfu].items())
-        print(f"share {share:g}, mfu {mfu:g}: {shown}", flush=True)
+    for share, overhead in itertools.product(options.share, options.overhead):
+        tried[share, overhead] = errors(scenarios, rows, share, overhead)
+        shown = ", ".join(f"{i} {math.expm1(e):+.1%}" for i, e in tried[share, overhead].items())
+        print(f"share {share:g}, overhead {overhead:g}: {shown}", flush=True)
     print(json.dumps(chosen(tried)))
 
 
@@ -89,7 +90,7 @@ def chosen(tried: dict[tuple[float, float], dict[str, float]]) -> dict[str, Any]
     left_out = {i: tried[best([j for j in ids if j != i])][i] for i in ids}
     return {
         "decode_share": pair[0],
-        "mfu": pair[1],
+        "overhead": pair[1],
         "median_error": statistics.median(abs(math.expm1(tried[pair][i])) for i in ids),
         "left_out_median_error": statistics.median(abs(math.expm1(e)) for e in left_out.values()),
         "left_out": {i: math.expm1(e) for i, e in left_out.items()},

@@ -95,8 +95,8 @@ def update_times(
     passes = len(phase.log_prob)
     forward_s = _forward_seconds(scenario, phase.plan, step, found) if passes else 0.0
     log_prob_s = forward_s * step.fill * phase.mini_batches * passes
-    log_prob_s += _teacher_seconds(model, cluster, phase)
-    update_s = mini_s * phase.mini_batches
+    log_prob_s = log_prob_s * phase.overhead + _teacher_seconds(model, cluster, phase)
+    update_s = mini_s * phase.mini_batches * phase.overhead
     return UpdateTimes(
         update_s=update_s,
         log_prob_s=log_prob_s,

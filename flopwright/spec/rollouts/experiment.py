@@ -7,9 +7,9 @@ alone (engine_experiment.py).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from flopwright.spec.base import Spec
 from flopwright.spec.model import ModelSpec
@@ -112,6 +112,12 @@ class LoopExperiment(Spec):
     steps: PositiveInt | None = None
     driver_s: PhaseSeconds = Field(default=0.0, alias="driver")
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _woken_with_weights(self) -> Self:
+        if self.sync_in == "generation" and not isinstance(self.layout, Colocated):
+            raise ValueError("sync_in: generation belongs to the layout colocated")
+        return self
 
 
 class SyncExperiment(Spec):

@@ -111,6 +111,8 @@ class UpdatePhase(Spec):
         state_on_host: between updates weights and optimizer stand in host memory.
         mfu: measured model FLOP utilisation, in place of the simulator's step.
         stack: software by name (simulator/accuracy/named_stacks.py).
+        overhead: seconds of the update and its forward passes over those of the stack, for a
+            trainer that has no stack of its own.
     """
 
     gpus: Count
@@ -122,6 +124,7 @@ class UpdatePhase(Spec):
     state_on_host: bool = False
     mfu: float | None = Field(default=None, gt=0, le=1)
     stack: str = ""
+    overhead: float = Field(default=1.0, ge=0.1, le=10)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -42,9 +42,9 @@ def chosen_numbers(scenarios: Iterable[RlScenario]) -> tuple[Chosen, ...]:
 def _of_scenario(scenario: RlScenario) -> list[Chosen]:
     if scenario.experiment is None:
         return []
-    data = scenario.experiment.to_data()
+    given = scenario.experiment
     return [
-        Chosen(of=(scenario.preset,), field=path, value=_at(data, path), rows=rows)
+        Chosen(of=(scenario.preset,), field=path, value=_at(given, path), rows=rows)
         for path, rows in scenario.chosen.items()
     ]
 
@@ -72,8 +72,10 @@ def _software(scenario: RlScenario) -> EngineSoftware | None:
     return engine_software(named) if isinstance(named, str) else named
 
 
-def _at(data: Any, path: str) -> float:
-    """Returns the number at a dotted path of plain data; quantities come with their unit."""
+def _at(record: Any, path: str) -> float:
+    """Returns the number at a dotted path of a record, in SI units."""
     for part in path.split("."):
-        data = data[part]
-    return float(str(data).split()[0])
+        fields = type(record).model_fields
+        name = next((n for n, f in fields.items() if part in {n, f.alias}), part)
+        record = getattr(record, name)
+    return float(record)

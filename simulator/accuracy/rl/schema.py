@@ -7,7 +7,7 @@ class, its metric, what it is compared with and what was fitted on it are in the
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -133,8 +133,20 @@ class RlScenario(Spec):
             own = [r.id for r in self.rows if r.row_class in {"F1", "F2", "R"}]
             if own:
                 raise ValueError(f"rows {', '.join(own)} need an experiment")
+        for path in self.chosen:
+            if not _has(self.experiment.to_data() if self.experiment else {}, path):
+                raise ValueError(f"chosen: the experiment has no number at {path}")
         seen = [(r.id, r.part) for r in self.rows]
         twice = next((i for n, i in enumerate(seen) if i in seen[:n]), None)
         if twice is not None:
             raise ValueError(f"row {twice[0]} stands twice; give each its 'part'")
         return self
+
+
+def _has(data: Any, path: str) -> bool:
+    """Returns whether plain data has something at a dotted path."""
+    for part in path.split("."):
+        if not isinstance(data, dict) or data.get(part) is None:
+            return False
+        data = data[part]
+    return True

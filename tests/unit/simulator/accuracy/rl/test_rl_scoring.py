@@ -117,6 +117,16 @@ def test_the_json_has_the_promised_keys_and_presets_count_once(tmp_path: Path) -
     assert data["free_parameters"]["n"] == 1
 
 
+def test_numbers_of_a_system_are_listed_once_with_their_rows(tmp_path: Path) -> None:
+    chosen = {"chosen": {"utilization": ["z8", "z9"]}}
+    both = [{**SCENARIOS[0], **chosen}, {**SCENARIOS[1], **chosen}, *SCENARIOS[2:]]
+    free = rl_report(_write(tmp_path, both), tmp_path / "scenarios").to_data()["free_parameters"]
+    assert free["of_systems"] == [
+        {"of": ["a", "b"], "field": "utilization", "value": 0.5, "rows": ["z8", "z9"]}
+    ]
+    assert free["n"] == len(free["fitted"]) + 1
+
+
 def test_an_input_that_turns_out_impossible_loses_its_row_and_no_other(tmp_path: Path) -> None:
     lengths = {"mean": 100, "sigma": 0.5, "cap": 1000}
     engine = {"decode": {"batch": [1, 2], "base": [0.01, 0.01], "per_context_token": [0, 0],
@@ -194,6 +204,7 @@ ROW = {"id": "f1", "class": "F1", "metric": "staleness"}
         ({"name": "b_two"}, "the name stands in"),
         ({"experiment": None}, "need an experiment"),
         ({"unknown": 1}, "unknown key"),
+        ({"chosen": {"load.tail": ["f1"]}}, "no number at load.tail"),
         ({"experiment": {"kind": "loops"}}, "kind"),
     ],
 )
@@ -238,7 +249,7 @@ def test_every_violation_of_rows_and_scenarios_comes_at_once_with_exit_code_2(
         (["--scenarios", "x"], "--kind rl"),
         (["--kind", "rl"], "needs a CSV"),
         (["rows.csv", "--kind", "rl", "--by", "gpu"], "does not go with"),
-        (["rows.csv", "--kind", "rl"], "rows.csv"),
+        (["rows.csv", "--kind", "rl", "--scenarios", "tests"], "rows.csv"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
@@ -264,6 +275,7 @@ def test_shipped_scenarios_load_and_say_what_they_assume(shipped: dict[str, RlSc
             assert scenario.sources or scenario.assumed, scenario.name
 
 
+@pytest.mark.slow
 def test_shipped_scenarios_give_every_published_row_one_class(
     measured_data: Path, shipped: dict[str, RlScenario]
 ) -> None:
