@@ -31,7 +31,8 @@ def attention_with_sinks(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scale: float, window: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Returns (output [B, S, H, V], log-sum-exp [B, H, S]), the sinks [H] among the logits."""
-    return with_sinks(*attention(q, k, v, scale, window), sinks)
+    out, lse = attention(q, k, v, scale, window)
+    return with_sinks(out, lse, sinks)
 
 
 @attention_with_sinks.register_fake

@@ -82,7 +82,8 @@ class Experts(nn.Module):
         limit = self.activation.limit
         if limit is None:
             return gated_packed(ACTIVATION, gate_up, self.activation.bounds)
-        return region(ACTIVATION, clamped_glu_packed, narrow(gate_up), limit)
+        clamped: Tensor = region(ACTIVATION, clamped_glu_packed, narrow(gate_up), limit)
+        return clamped
 
 
 def _plus(rows: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:

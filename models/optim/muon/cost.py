@@ -58,8 +58,9 @@ def head_parts(spec: ModelSpec, param: ParamTensor) -> int:
         return attn.num_heads * found[matrix] if matrix in found else 1
     if matrix not in {"q_proj", "k_proj", "v_proj"}:
         return 1
-    shared = isinstance(attn, GqaAttention) and matrix != "q_proj"
-    return attn.num_kv_heads if shared else attn.num_heads
+    if isinstance(attn, GqaAttention) and matrix != "q_proj":
+        return attn.num_kv_heads
+    return attn.num_heads
 
 
 def matrices_of(param: ParamTensor, parts: int = 0) -> Matrices:

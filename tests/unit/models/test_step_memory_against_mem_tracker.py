@@ -236,3 +236,30 @@ def test_first_stage_of_a_pipeline(name: str) -> None:
         assert priced[cls] == pytest.approx(nbytes, rel=0.01), cls
     tensors = sum(v for k, v in priced.items() if k != "reserved")
     assert tensors == pytest.approx(peak["Total"], rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SavingPolicy(),
+        SavingPolicy(recompute="full"),
+        SavingPolicy(recompute="selective", groups=SELECTIVE_TAGS),
+        SavingPolicy(recompute="selective", groups=frozenset({"core_attn"})),
+    ],
+    ids=["none", "full", "selective", "core"],
+)
+def test_kimi_k3_under_every_policy(policy: SavingPolicy) -> None:
+    spec = load_model("kimi_k3_mini")
+    assert spec.moe is not None
+    # The histograms of quantile balancing, one for all micro-batches, are no activations.
+    spec = spec.model_copy(update={"moe": spec.moe.model_copy(update={"balance": "sign"})})
+    after, peak, _ = _track(spec, "fp32", _regions(policy))
+    own = policy.groups if policy.groups != SELECTIVE_TAGS else frozenset()
+    plan = ParallelPlan(
+        micro_batch_size=BATCH, recompute=policy.recompute, recompute_tags=tuple(own)
+    )
+    priced = _priced(spec, "fp32", plan)
+    assert priced["activations"] == pytest.approx(after["Activation"], rel=0.01)
+    tensors = sum(v for k, v in priced.items() if k != "reserved")
+    assert tensors == pytest.approx(peak["Total"], rel=0.01)
