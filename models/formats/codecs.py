@@ -81,6 +81,8 @@ def coded(
     if chosen is None:
         yield name, tensor
         return
+    if chosen.stacked:
+        tensor = tensor.transpose(-1, -2)
     if tensor.shape[-1] % chosen.whole_columns:
         raise InputError(
             Violation(

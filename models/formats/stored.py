@@ -53,6 +53,13 @@ class StoredWeight:
     parts: Mapping[str, Span]
 
     @property
+    def plain_shape(self) -> Shape:
+        """Shape of the tensor where it is not quantised."""
+        if self.layout is None or not self.layout.stacked:
+            return self.shape
+        return (*self.shape[:-2], self.shape[-1], self.shape[-2])
+
+    @property
     def file(self) -> Path:
         """File of its numbers."""
         return next(iter(self.parts.values())).file

@@ -40,8 +40,8 @@ def check_weights(
             if not _ignored(name, spec, extra):
                 problems.append(_unexpected(weight))
             continue
-        if weight.shape != expected[name].shape:
-            shapes = (str(list(weight.shape)), str(list(expected[name].shape)))
+        if weight.plain_shape != expected[name].shape:
+            shapes = (str(list(weight.plain_shape)), str(list(expected[name].shape)))
             problems.append(problem(weight.file, weight.name, "wrong shape", *shapes))
         span = weight.parts.get("")
         if span is not None and span.dtype not in WEIGHT_DTYPES:

@@ -9,6 +9,7 @@ from flopwright.errors import InputError, Violation, did_you_mean
 from flopwright.models.hf.config import import_config
 from flopwright.models.hf.families import FAMILIES
 from flopwright.models.hf.glm import write_glm4_moe
+from flopwright.models.hf.gpt_oss import write_gpt_oss
 from flopwright.models.hf.kimi import write_kimi_k3, write_kimi_linear
 from flopwright.models.hf.minimax import write_minimax_m2
 from flopwright.models.hf.rope import rope_fields
@@ -148,12 +149,18 @@ def _kimi(spec: ModelSpec) -> Config:
     return write_kimi_k3(spec) if spec.family == "kimi_k3" else write_kimi_linear(spec)
 
 
+_NEWER: Final[dict[str, Callable[[ModelSpec, GqaAttention, Moe], Config]]] = {
+    "glm4_moe": write_glm4_moe,
+    "gpt_oss": write_gpt_oss,
+    "minimax_m2": write_minimax_m2,
+}
+
+
 def _newer_moe(spec: ModelSpec) -> Config:
     attn, moe = spec.attention, _moe(spec)
     if not isinstance(attn, GqaAttention):
         raise _wrong(spec, "attention.kind", attn.kind, "gqa")
-    write = write_minimax_m2 if spec.family == "minimax_m2" else write_glm4_moe
-    return write(spec, attn, moe)
+    return _NEWER[spec.family](spec, attn, moe)
 
 
 def _gpt2(spec: ModelSpec) -> Config:
@@ -183,6 +190,7 @@ _WRITERS: Final[dict[str, Callable[[ModelSpec], Config]]] = {
     "mixtral": _mixtral,
     "gpt2": _gpt2,
     "glm4_moe": _newer_moe,
+    "gpt_oss": _newer_moe,
     "minimax_m2": _newer_moe,
     "kimi_linear": _kimi,
     "kimi_k3": _kimi,

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from flopwright.models.hf.fields import Fields
 from flopwright.models.hf.glm import read_glm4_moe
+from flopwright.models.hf.gpt_oss import read_gpt_oss
 from flopwright.models.hf.kimi import read_kimi_k3, read_kimi_linear
 from flopwright.models.hf.minimax import read_minimax_m2
 from flopwright.models.hf.rope import read_rope
@@ -291,6 +292,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3_moe": Family("qwen3_moe", ("Qwen3MoeForCausalLM",), _qwen3_moe),
     "mixtral": Family("mixtral", ("MixtralForCausalLM",), _mixtral),
     "gpt2": Family("gpt2", ("GPT2LMHeadModel",), _gpt2),
+    "gpt_oss": Family("gpt_oss", ("GptOssForCausalLM",), read_gpt_oss),
     "glm4_moe": Family("glm4_moe", ("Glm4MoeForCausalLM",), read_glm4_moe),
     "minimax_m2": Family("minimax_m2", ("MiniMaxM2ForCausalLM",), read_minimax_m2),
     "kimi_linear": Family("kimi_linear", ("KimiLinearForCausalLM",), read_kimi_linear),

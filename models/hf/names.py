@@ -2,7 +2,7 @@
 
 Released checkpoints hold one tensor a projection and expert; here a layer's experts are
 stacked, gate rows above up rows. GPT-2 holds matrices transposed, its query, key and value
-in one.
+in one; gpt-oss holds stacked experts, transposed, gate and up rows in turn.
 """
 
 from __future__ import annotations
@@ -34,13 +34,18 @@ class Stored:
 
     Attributes:
         shape: in the file.
-        transposed: whether the file holds the parts' stack transposed.
+        transposed: whether the file holds the parts' stack (or each matrix of a stack of
+            experts) transposed.
+        stacked: the parts are experts, stacked along a dimension of their own.
+        alternating: gate and up rows of an expert alternate.
     """
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
     transposed: bool = False
+    stacked: bool = False
+    alternating: bool = False
 
     @property
     def numel(self) -> int:
@@ -79,6 +84,8 @@ _LAYOUTS: Final[dict[str, _Experts]] = {
     "kimi_k3": _Experts("block_sparse_moe", "w1", "w3", "w2", "language_model."),
 }
 
+_OWN_LAYOUTS: Final = ("gpt2", "gpt_oss")
+
 _OF_EXPERTS: Final = frozenset({"router", "shared_expert", "latent"})
 
 # Buffers that old releases saved and that follow from the config: never weights.
@@ -104,19 +111,21 @@ def stored_tensors(spec: ModelSpec, layers: Iterable[int] | None = None) -> Iter
     Raises:
         InputError: no layout is known for the family.
     """
-    if spec.family != "gpt2" and spec.family not in _LAYOUTS:
+    if spec.family not in (*_LAYOUTS, *_OWN_LAYOUTS):
         raise InputError(
             Violation(
                 field="family",
                 value=repr(spec.family),
                 rule="there is no checkpoint layout for it",
-                nearest_fix=did_you_mean(spec.family, (*_LAYOUTS, "gpt2")),
+                nearest_fix=did_you_mean(spec.family, (*_LAYOUTS, *_OWN_LAYOUTS)),
             )
         )
     for layer in range(-1, spec.num_layers + 1) if layers is None else layers:
         tensors = [p for p in layer_parameters(spec, layer) if not p.tied]
         if spec.family == "gpt2":
             yield from _gpt2(tensors)
+        elif spec.family == "gpt_oss":
+            yield from map(_gpt_oss, tensors)
         else:
             for p in tensors:
                 yield from _stored(p, _LAYOUTS[spec.family])
@@ -147,6 +156,22 @@ def _stored(p: ParamTensor, layout: _Experts) -> Iterator[Stored]:
             part = Part(p.name, e, first, last)
             name = f"{prefix}.{e}.{matrix}.weight"
             yield Stored(name, (last - first, columns), (part,))
+
+
+def _gpt_oss(p: ParamTensor) -> Stored:
+    """Returns the stored tensor of one tensor in gpt-oss's layout: experts stay stacked."""
+    if p.role != "expert":
+        return Stored(p.name.replace(".mlp.gate.", ".mlp.router."), p.shape, (_whole(p),))
+    count, rows, *columns = p.shape
+    turned = bool(columns)
+    return Stored(
+        p.name,
+        (count, *columns, rows) if turned else p.shape,
+        tuple(Part(p.name, e, 0, rows) for e in range(count)),
+        transposed=turned,
+        stacked=True,
+        alternating="gate_up_proj" in p.name,
+    )
 
 
 _GPT2_NAMES: Final = (

@@ -15,11 +15,12 @@ from flopwright.errors import InputError
 from flopwright.models.formats.codecs import check_finite, decode
 from flopwright.models.formats.quantization_config import layout_of
 from flopwright.models.formats.stored import Span, StoredWeight, spans_of, stored_weights
+from flopwright.models.hf.arrange import to_rows
 from flopwright.models.hf.check import check_weights, full_name
 from flopwright.models.hf.config import CONFIG_FILE, model_from_hf_config
 from flopwright.models.hf.fields import read_json
 from flopwright.models.hf.files import problem, raise_all, read_headers
-from flopwright.models.hf.names import Stored, stored_tensors
+from flopwright.models.hf.names import Part, Stored, stored_tensors
 from flopwright.models.hf.write import tensor_crc32
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import layer_parameters
@@ -73,7 +74,8 @@ class _Reader:
         parts = {ending: self._span(span) for ending, span in weight.parts.items()}
         if weight.layout is None:
             return parts[""]
-        return check_finite(decode(weight.layout, parts), name, str(weight.file))
+        tensor = check_finite(decode(weight.layout, parts), name, str(weight.file))
+        return tensor.transpose(-1, -2) if weight.layout.stacked else tensor
 
     def _span(self, span: Span) -> Tensor:
         try:
@@ -123,11 +125,11 @@ def _layer_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     params = {p.name: p for p in layer_parameters(spec, layer) if not p.tied}
     wanted = [s for s in stored_tensors(spec, [layer]) if _held(s, experts)]
-    left = {name: sum(p.name == name for s in wanted for p in s.parts) for name in params}
+    parts = [p for s in wanted for p in s.parts if _wanted(p, experts)]
+    left = {name: sum(p.name == name for p in parts) for name in params}
     filled: dict[str, Tensor] = {}
     for stored in wanted:
-        source = reader.tensor(stored.name)
-        source = source.t() if stored.transposed else source
+        source = to_rows(stored, reader.tensor(stored.name))
         start = 0
         for part in stored.parts:
             p, rows = params[part.name], part.last - part.first
@@ -135,6 +137,8 @@ def _layer_tensors(
                 source = source.reshape(p.shape)
             piece = source[start : start + rows]
             start += rows
+            if not _wanted(part, experts):
+                continue
             target = dtype if dtype is not None and p.trainable else piece.dtype
             if part.expert is None:
                 filled[p.name] = piece.to(target).contiguous()
@@ -150,8 +154,11 @@ def _layer_tensors(
 
 
 def _held(stored: Stored, experts: range | None) -> bool:
-    expert = stored.parts[0].expert
-    return expert is None or experts is None or expert in experts
+    return any(_wanted(part, experts) for part in stored.parts)
+
+
+def _wanted(part: Part, experts: range | None) -> bool:
+    return part.expert is None or experts is None or part.expert in experts
 
 
 def _check_tied(checkpoint: Checkpoint, reader: _Reader) -> None:

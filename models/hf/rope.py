@@ -86,7 +86,7 @@ def _scaling(section: Fields) -> RopeScaling | None:
 
 
 def _yarn(section: Fields, factor: float, original: int) -> YarnScaling:
-    section.only("truncate", True, why="YaRN's range is rounded to whole pairs here")
+    truncate = section.flag("truncate", True)
     if section.has("attention_factor"):
         section.raw("attention_factor")
         section.refuse(
@@ -106,6 +106,7 @@ def _yarn(section: Fields, factor: float, original: int) -> YarnScaling:
         beta_slow=section.number("beta_slow", 1.0),
         mscale=mscale,
         mscale_all_dim=all_dim,
+        truncate=truncate,
     )
 
 
@@ -127,6 +128,8 @@ def _scaling_fields(scaling: RopeScaling | None) -> dict[str, Any] | None:
         out["high_freq_factor"] = scaling.high_freq_factor
         return out
     out["beta_fast"], out["beta_slow"] = scaling.beta_fast, scaling.beta_slow
+    if not scaling.truncate:
+        out["truncate"] = False
     if scaling.mscale_all_dim or scaling.mscale != 1.0:
         out["mscale"], out["mscale_all_dim"] = scaling.mscale, scaling.mscale_all_dim
     return out

@@ -1,6 +1,7 @@
 """Checkpoints in the released layouts: modules in and out, and the streams beneath.
 
-Layouts: DeepSeek-V3 and Kimi K2, Llama, Qwen2, Qwen3, Qwen3-MoE, Mixtral, GPT-2.
+Layouts: DeepSeek-V3 and Kimi K2, Kimi Linear, Kimi K3, Llama, Qwen2, Qwen3, Qwen3-MoE, Mixtral,
+GLM-4.5, MiniMax-M2, gpt-oss, GPT-2; weights plain, or in a format of `models/formats`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from flopwright.models.formats.layout import Layout, layout_for
 from flopwright.models.formats.mx import ScaleRule
 from flopwright.models.formats.plan import BF16, projections, target_layout
 from flopwright.models.formats.quantization_config import quantization_config, with_format
+from flopwright.models.hf.arrange import from_rows
 from flopwright.models.hf.config import CONFIG_FILE
 from flopwright.models.hf.config_out import hf_config
 from flopwright.models.hf.files import CRC_KEY, INDEX_FILE
@@ -265,9 +266,7 @@ def _cut(stored: Stored, i: int, rows: TensorRows, dtype: torch.dtype | None) ->
 
 def _stacked(pending: _Pending) -> Tensor:
     parts = [pending.parts.pop(i) for i in range(len(pending.stored.parts))]
-    tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-    stored = pending.stored
-    return tensor.t().contiguous() if stored.transposed else tensor.reshape(stored.shape)
+    return from_rows(pending.stored, parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
 def _write_json(path: Path, data: Any) -> None:

@@ -25,6 +25,7 @@ from flopwright.models.hf.config import model_from_hf_config
 from flopwright.models.hf.safetensors_io import load_stage_, save_stage
 from flopwright.models.transformer.module import build_stage, init_weights_
 from flopwright.spec.load import load_model
+from flopwright.spec.model import ModelSpec
 
 Need = Callable[[str, bool, str], None]
 Ask = Callable[[str, Path], Any]
@@ -203,3 +204,25 @@ def test_a_shrunk_k2_in_block_fp8_loads_in_transformers(ask: Ask, tmp_path: Path
     # a choice between them that falls out otherwise is no error of the numbers.
     error = (logits - wide).norm() / wide.norm()
     assert 1e-4 < error < 0.1
+
+
+def test_a_small_gpt_oss_in_mxfp4_loads_in_transformers(ask: Ask, tmp_path: Path) -> None:
+    data = load_model("gpt_oss_20b").to_data()
+    data |= {"hidden_size": 64, "num_layers": 2, "vocab_size": 96, "max_seq_len": 64}
+    data["attention"] |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "sliding_window": 7}
+    data["mlp"]["intermediate_size"] = 96
+    data["moe"] |= {"num_experts": 4, "top_k": 4, "expert_intermediate_size": 96}
+    spec = ModelSpec.model_validate(data)
+    stage = build_stage(spec, range(-1, 3), dtype=torch.bfloat16)
+    init_weights_(stage, spec, seed=5)
+    save_stage(stage, tmp_path / "model", release="mxfp4")
+    tokens = torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(1))
+    save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
+    report = ask(TRANSFORMERS, tmp_path)
+    assert not any(report.values()), report
+    loaded = build_stage(spec, range(-1, 3))
+    load_stage_(loaded, tmp_path / "model")
+    with torch.no_grad():
+        logits = loaded(tokens)
+    theirs = load_file(tmp_path / "logits.safetensors")["logits"]
+    assert (logits - theirs).abs().max() <= 1e-5 * theirs.abs().max()

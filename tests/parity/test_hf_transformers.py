@@ -66,6 +66,23 @@ DEEPSEEK = {
     "num_mtp_layers": 0,
     "rope_parameters": YARN,
 }
+GPT_OSS = {
+    **LLAMA,
+    "head_dim": 12,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    },
+}
 MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 64}
 
@@ -81,6 +98,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 12}),
     "qwen3_moe": ("Qwen3Moe", {**LLAMA, **MOE, "head_dim": 12, "mlp_only_layers": [0]}),
     "mixtral": ("Mixtral", {**LLAMA, "num_local_experts": 6, "sliding_window": 16}),
+    "gpt_oss": ("GptOss", GPT_OSS),
     "gpt2": ("GPT2", GPT2),
     "gpt2_untied": ("GPT2", {**GPT2, "tie_word_embeddings": False, "n_inner": 48}),
 }
@@ -106,8 +124,10 @@ def tensors(stage: Stage) -> dict[str, Tensor]:
 
 
 def theirs_under_our_names(kind: str, model: Any) -> dict[str, Tensor]:
-    """Returns transformers' own tensors; only GPT-2 names and lays them out differently."""
+    """Returns transformers' own tensors; GPT-2 and gpt-oss lay them out differently."""
     state: dict[str, Tensor] = dict(model.state_dict())
+    if kind == "GptOss":
+        return {n.replace(".router.", ".gate."): _gpt_oss(n, t) for n, t in state.items()}
     if kind != "GPT2":
         return state
     out = {}
@@ -133,6 +153,13 @@ def theirs_under_our_names(kind: str, model: Any) -> dict[str, Tensor]:
         else:
             out[name] = value
     return out
+
+
+def _gpt_oss(name: str, tensor: Tensor) -> Tensor:
+    """Returns experts as [out, in], gate rows above up rows."""
+    if ".experts." in name and not name.endswith("_bias"):
+        tensor = tensor.transpose(1, 2)
+    return torch.cat((tensor[:, ::2], tensor[:, 1::2]), 1) if "gate_up_proj" in name else tensor
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -222,43 +222,78 @@ def test_wide_weights_become_bf16_and_wide_buffers_stay(plain: Path, tmp_path: P
     assert after["model.layers.1.mlp.gate.e_score_correction_bias"].dtype == torch.float32
 
 
+def small_gpt_oss() -> ModelSpec:
+    data = load_model("gpt_oss_20b").to_data()
+    data |= {"hidden_size": 64, "num_layers": 2, "vocab_size": 96, "max_seq_len": 64}
+    data["attention"] |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "sliding_window": 7}
+    data["mlp"]["intermediate_size"] = 96
+    data["moe"] |= {"num_experts": 3, "top_k": 2, "expert_intermediate_size": 96}
+    return ModelSpec.model_validate(data)
+
+
 def test_gpt_oss_stacks(tmp_path: Path) -> None:
     """Its experts stand transposed where they are not quantised, as in transformers."""
-    config = {"model_type": "gpt_oss", "dtype": "bfloat16"}
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    generator = torch.Generator().manual_seed(1)
-    name = "model.layers.0.mlp.experts"
-    weights = {
-        f"{name}.gate_up_proj": torch.randn(3, 64, 160, generator=generator).bfloat16(),
-        f"{name}.gate_up_proj_bias": torch.randn(3, 160, generator=generator).bfloat16(),
-        f"{name}.down_proj": torch.randn(3, 96, 64, generator=generator).bfloat16(),
-        "model.layers.0.self_attn.q_proj.weight": torch.randn(64, 64).bfloat16(),
-    }
-    save_file(weights, folder / "model.safetensors")
+    stage, folder = whole_stage(small_gpt_oss()), tmp_path / "plain"
+    save_stage(stage, folder)
+    name, layout = "model.layers.1.mlp.experts", LAYOUTS["mxfp4_blocks"]
+    ours, weights = dict(stage.named_parameters()), stored(folder)
+    gate_up = weights[f"{name}.gate_up_proj"]
+    assert gate_up.shape == (3, 64, 192)
+    for half, first in ((0, 0), (1, 96)):  # gate and up in turn
+        rows = ours[f"{name}.gate_up_proj"][:, first : first + 96].detach()
+        assert torch.equal(gate_up[..., half::2].transpose(1, 2), rows)
+        bias = ours[f"{name}.gate_up_proj_bias"][:, first : first + 96].detach()
+        assert torch.equal(weights[f"{name}.gate_up_proj_bias"][:, half::2], bias)
+
     job = plan_job(folder, tmp_path / "mxfp4", "mxfp4")
-    assert not job.checked  # the family is not known here
+    assert job.checked
     convert.run(job)
     out = stored(tmp_path / "mxfp4")
-    layout = LAYOUTS["mxfp4_blocks"]
-    assert out[f"{name}.gate_up_proj_blocks"].shape == (3, 160, 2, 16)
+    assert out[f"{name}.gate_up_proj_blocks"].shape == (3, 192, 2, 16)
     assert out[f"{name}.down_proj_scales"].shape == (3, 64, 3)
     for e in range(3):
         for leaf in ("gate_up_proj", "down_proj"):
             parts = encode(layout, weights[f"{name}.{leaf}"][e].t())
             for ending, tensor in parts.items():
                 assert torch.equal(out[f"{name}.{leaf}{ending}"][e], tensor)
+    save_stage(stage, tmp_path / "saved", release="mxfp4")
+    saved = stored(tmp_path / "saved")
+    assert saved.keys() == out.keys()
+    assert all(torch.equal(saved[k], out[k]) for k in out)
     said = json.loads((tmp_path / "mxfp4" / "config.json").read_text())["quantization_config"]
     assert said["quant_method"] == "mxfp4"
+
     convert.run(plan_job(tmp_path / "mxfp4", tmp_path / "back", "bf16"))
     back = stored(tmp_path / "back")
     assert back.keys() == weights.keys()
     for e in range(3):
         parts = {k: out[f"{name}.down_proj{k}"][e] for k in ("_blocks", "_scales")}
         assert torch.equal(back[f"{name}.down_proj"][e].float(), decode(layout, parts).t())
+    whole, part = (
+        dict(read_tensors(open_checkpoint(f), experts=r, layers=[1]))
+        for f, r in ((tmp_path / "back", None), (tmp_path / "mxfp4", range(1, 3)))
+    )
+    for key in (f"{name}.gate_up_proj", f"{name}.gate_up_proj_bias", f"{name}.down_proj"):
+        assert torch.equal(whole[key][1:3].float(), part[key].float()), key
     with pytest.raises(InputError, match="stacked experts have no layout in block_fp8"):
         plan_job(folder, tmp_path / "fp8", "block_fp8")
+
+
+def test_a_family_that_is_not_known_is_converted_by_names(tmp_path: Path) -> None:
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "of_nobody"}')
+    weights = {
+        "model.layers.0.mlp.experts.0.w1.weight": torch.randn(4, 64).bfloat16(),
+        "vision_tower.layers.0.mlp.up_proj.weight": torch.randn(4, 64).bfloat16(),
+        "counter": torch.tensor(3),
+    }
+    save_file(weights, folder / "model.safetensors")
+    job = plan_job(folder, tmp_path / "out", "mxfp4")
+    assert not job.checked
+    assert job.counts == (1, 2)
+    convert.run(job)
+    assert stored(tmp_path / "out")["counter"].item() == 3
 
 
 def _lose_scale(folder: Path) -> None:

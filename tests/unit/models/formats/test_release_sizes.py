@@ -20,6 +20,8 @@ from flopwright.spec.rollouts.engine_served import EngineShape
         ("kimi_k3", BLOCK_FP8, 2.82e12, 0.015),  # of a re-quantisation, with its vision tower
         ("kimi_k2", INT4_G32, 594.2e9, 8.5e-5),  # Kimi-K2-Thinking
         ("kimi_k2", BLOCK_FP8, 1.03e12, 5e-3),
+        ("gpt_oss_120b", MXFP4, 60.8 * 2**30, 9e-4),  # GiB in arXiv 2508.10925, table 1
+        ("gpt_oss_20b", MXFP4, 12.8 * 2**30, 4e-3),
     ],
 )
 def test_published_sizes(

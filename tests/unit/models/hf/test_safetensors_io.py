@@ -40,6 +40,9 @@ FAMILIES = {
     "qwen3_moe": "qwen3_30b_a3b",
     "mixtral": "mixtral_8x7b",
     "gpt2": "gpt_h12288_l96",
+    "gpt_oss": "gpt_oss_20b",
+    "glm4_moe": "glm45_air",
+    "minimax_m2": "minimax_m2",
 }
 INDEX = "model.safetensors.index.json"
 

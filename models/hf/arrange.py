@@ -1,0 +1,29 @@
+"""How a released tensor's numbers lie, against the parts that they are here."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flopwright.models.hf.names import Stored
+
+
+def to_rows(stored: Stored, tensor: Tensor) -> Tensor:
+    """Returns a released tensor as its parts below each other."""
+    if not stored.stacked:
+        return tensor.t() if stored.transposed else tensor
+    if stored.transposed:
+        tensor = tensor.transpose(1, 2)
+    if stored.alternating:
+        tensor = torch.cat((tensor[:, ::2], tensor[:, 1::2]), 1)
+    return tensor.flatten(0, 1)
+
+
+def from_rows(stored: Stored, rows: Tensor) -> Tensor:
+    """Returns the released tensor of parts below each other."""
+    if not stored.stacked:
+        return rows.t().contiguous() if stored.transposed else rows.reshape(stored.shape)
+    tensor = rows.unflatten(0, (len(stored.parts), -1))
+    if stored.alternating:
+        tensor = tensor.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    return (tensor.transpose(1, 2) if stored.transposed else tensor).contiguous()
