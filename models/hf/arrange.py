@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flopwright.models.hf.names import Stored
+from flopwright.errors import InputError, Violation
+from flopwright.models.hf.names import Stored, is_padded
 
 
 def to_rows(stored: Stored, tensor: Tensor) -> Tensor:
     """Returns a released tensor as its parts below each other."""
+    if is_padded(stored):
+        return _without_padding(stored, tensor)
     if not stored.stacked:
         return tensor.t() if stored.transposed else tensor
     if stored.transposed:
@@ -17,6 +20,19 @@ def to_rows(stored: Stored, tensor: Tensor) -> Tensor:
     if stored.alternating:
         tensor = torch.cat((tensor[:, ::2], tensor[:, 1::2]), 1)
     return tensor.flatten(0, 1)
+
+
+def _without_padding(stored: Stored, tensor: Tensor) -> Tensor:
+    """Returns a vector without the zeros behind it.
+
+    Raises:
+        InputError: they are no zeros.
+    """
+    count = stored.numel
+    if tensor[count:].any():
+        rule, limit = "numbers stand behind the last head", f"{count} heads"
+        raise InputError(Violation(field=stored.name, rule=rule, limit=limit))
+    return tensor[:count]
 
 
 def from_rows(stored: Stored, rows: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from flopwright.errors import Violation
 from flopwright.models.formats.stored import StoredWeight
 from flopwright.models.hf.files import problem
 from flopwright.models.hf.header import WEIGHT_DTYPES
-from flopwright.models.hf.names import is_derived, stored_tensors
+from flopwright.models.hf.names import Stored, is_derived, is_padded, stored_tensors
 from flopwright.spec.model import ModelSpec
 
 _DENSE: Final = re.compile(r"block_sparse_moe\.(?=(gate|up|down)_proj\.)")
@@ -40,7 +40,7 @@ def check_weights(
             if not _ignored(name, spec, extra):
                 problems.append(_unexpected(weight))
             continue
-        if weight.plain_shape != expected[name].shape:
+        if not _fits(weight, expected[name]):
             shapes = (str(list(weight.plain_shape)), str(list(expected[name].shape)))
             problems.append(problem(weight.file, weight.name, "wrong shape", *shapes))
         span = weight.parts.get("")
@@ -52,6 +52,13 @@ def check_weights(
             where = index.get(name) or index.get(name.removeprefix("transformer."))
             problems.append(problem(where or folder, name, "the tensor is missing"))
     return problems
+
+
+def _fits(weight: StoredWeight, stored: Stored) -> bool:
+    shape = weight.plain_shape
+    if is_padded(stored) and len(shape) == 1:
+        return shape >= stored.shape
+    return shape == stored.shape
 
 
 def _unexpected(weight: StoredWeight) -> Violation:

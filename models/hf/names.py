@@ -99,6 +99,11 @@ def is_derived(name: str) -> bool:
     return _DERIVED.search(name) is not None
 
 
+def is_padded(stored: Stored) -> bool:
+    """Returns whether releases may hold zeros behind the tensor (Kimi K3: 96 heads as 128)."""
+    return stored.name.startswith("language_model.") and stored.name.endswith(".A_log")
+
+
 def stored_tensors(spec: ModelSpec, layers: Iterable[int] | None = None) -> Iterator[Stored]:
     """Yields the tensors of a released checkpoint of this model, embeddings first.
 

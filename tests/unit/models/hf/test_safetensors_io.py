@@ -33,6 +33,10 @@ from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import parameters
 
 FAMILIES = {
+    "kimi_linear": "kimi_linear_mini",
+    "kimi_k3": "kimi_k3_mini",
+    "glm4_moe": "glm45_air",
+    "minimax_m2": "minimax_m2",
     "deepseek_v3": "deepseek_v3",
     "llama": "llama31_8b",
     "qwen2": "qwen25_32b",
@@ -41,8 +45,6 @@ FAMILIES = {
     "mixtral": "mixtral_8x7b",
     "gpt2": "gpt_h12288_l96",
     "gpt_oss": "gpt_oss_20b",
-    "glm4_moe": "glm45_air",
-    "minimax_m2": "minimax_m2",
 }
 INDEX = "model.safetensors.index.json"
 
@@ -144,6 +146,26 @@ def test_every_value_of_a_model_is_stored_once() -> None:
             for part in stored.parts:
                 covered[part.name] = covered.get(part.name, 0) + columns * (part.last - part.first)
         assert covered == {p.name: p.numel for p in parameters(spec) if not p.tied}
+
+
+def test_kimi_k3_as_it_was_released(tmp_path: Path) -> None:
+    """Decay rates with zeros behind the last head, and a vision tower that is left out."""
+    stage, folder = whole_stage(load_model("kimi_k3_mini")), tmp_path / "k3"
+    save_stage(stage, folder)
+    name = "language_model.model.layers.0.self_attn.A_log"
+    short = name.removeprefix("language_model.")
+
+    def pad(held: dict[str, Tensor], with_: float = 0.0) -> None:
+        held[name] = torch.cat((tensors(stage)[short].detach(), torch.full((3,), with_)))
+        held["vision_tower.patch_embed.proj.weight"] = torch.ones(2, 2)
+
+    edit(folder, name, pad)
+    again = build_stage(stage.spec, stage.layer_numbers)
+    load_stage_(again, folder)
+    assert all(torch.equal(t, tensors(stage)[n]) for n, t in tensors(again).items())
+    edit(folder, name, lambda held: pad(held, 1.0))
+    with pytest.raises(InputError, match="numbers stand behind the last head"):
+        load_stage_(again, folder)
 
 
 def test_index_lists_every_tensor_and_the_total(saved: tuple[Stage, Path]) -> None:
