@@ -121,5 +121,6 @@ def _require_kind(definition: dict[str, Any], definitions: dict[str, Any]) -> No
         for choice in [found, *found.get("anyOf", [])]:
             for reference in choice.get("discriminator", {}).get("mapping", {}).values():
                 member = definitions[reference.removeprefix("#/$defs/")]
-                member["properties"]["kind"].pop("default", None)
-                member["required"] = sorted({*member.get("required", []), "kind"})
+                if "kind" in member["properties"]:  # others are told apart by another field
+                    member["properties"]["kind"].pop("default", None)
+                    member["required"] = sorted({*member.get("required", []), "kind"})

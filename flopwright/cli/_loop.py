@@ -100,6 +100,8 @@ def plan_loop(
         for path in (files.out, files.png, files.trace):
             if path is not None and result.best is not None and path.is_file():
                 typer.echo(f"wrote {path}")
+        if files.trace is not None and result.best is not None and not files.trace.is_file():
+            typer.echo(f"{files.trace} not written: an asynchronous loop has no rounds to draw")
     if result.best is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 

@@ -245,4 +245,3 @@ def _check_options(*, fewest: bool, optimal: bool, of_fewest: dict[str, bool], l
         found.append(Violation(field="--law", value=law, rule="goes with --compute-optimal only"))
     if found:
         raise InputError(found)
-

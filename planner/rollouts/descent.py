@@ -12,6 +12,7 @@ What was not looked at is bounded too: `Covered.most` says how fast the fastest 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,8 +25,9 @@ from flopwright.spec.rollouts.scenario import Switch
 _SHAPES: Final = 2  # instances of a layout and share that go on from the closed forms
 _OFF: Final = 0.05  # what a short look may be off by
 _FINALISTS: Final = 6  # simulated in full beside the front
+_FRONT_FINALS: Final = 12  # points of the front simulated in full
 _MOVES: Final = 12  # of one descent
-_FRONT: Final = 3  # freshest points of a layout's front from which it is moved on
+_FRONT: Final = 3  # points of a layout's front from which it is moved on
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +156,11 @@ def _descend(known: Known, axes: Axes, layout: str) -> bool:
 
 
 def _leaders(known: Known, layout: str) -> list[Choice]:
-    """Returns the best choice of a layout, and the best of each staleness up to it."""
+    """Returns the best choice of a layout, and some of the freshest to the fastest."""
     mine = _of_layout(known, layout)
     ranked = ranked_of(mine)[:1]
     choices = known.candidates
-    return [choices[i].choice for i in dict.fromkeys([*ranked, *front_of(mine)[:_FRONT]])]
+    return [choices[i].choice for i in dict.fromkeys([*ranked, *_spread(front_of(mine), _FRONT)])]
 
 
 def _of_layout(known: Known, layout: str) -> dict[int, Reached]:
@@ -169,15 +171,34 @@ def _of_layout(known: Known, layout: str) -> dict[int, Reached]:
     }
 
 
+def _spread(order: Sequence[int], most: int) -> list[int]:
+    """Returns at most so many, from the first to the last, evenly."""
+    if len(order) <= most:
+        return list(order)
+    return [order[round(k * (len(order) - 1) / (most - 1))] for k in range(most)]
+
+
+def _different(screened: dict[int, Reached], order: Sequence[int]) -> list[int]:
+    """Returns the candidates that reach something of their own: of equals the first."""
+    seen: set[tuple[float, float]] = set()
+    out = []
+    for i in order:
+        reached = (round(screened[i].value, 12), round(screened[i].level, 12))
+        if reached not in seen:
+            seen.add(reached)
+            out.append(i)
+    return out
+
+
 def _finals(known: Known) -> None:
     """Simulates in full what a short look found fast, or fresh for its speed."""
     screened = {i: r for i, r in known.screened.items() if r.counts}
     if not screened:
         return
-    ranked = ranked_of(screened)
+    ranked = _different(screened, ranked_of(screened))
     enough = screened[ranked[0]].value * (1 - _OFF)
     chosen = [i for i in ranked if screened[i].value >= enough][:_FINALISTS]
-    chosen += front_of(screened)[:_FINALISTS]
+    chosen += _spread(_different(screened, front_of(screened)), _FRONT_FINALS)
     promised = {
         i: (screened[i].value * (1 + _OFF), screened[i].level * (1 - 2 * _OFF)) for i in chosen
     }

@@ -61,9 +61,8 @@ def outcome(
     scenario, choice = candidate.scenario, candidate.choice
     assert scenario is not None
     if choice.layout == "async":
-        rounds = fidelity.rounds
-        kind = loop_for(scenario, rounds * ((choice.staleness_bound or 0) + 2))
-        found = streamed(candidate, rounds, known.seed, kind)
+        versions = fidelity.rounds + (choice.staleness_bound or 0) + 2
+        found = streamed(candidate, fidelity, known.seed, loop_for(scenario, versions))
         known.runs[fidelity.short] += 1
         rate, staleness = found.attempts_per_s, found.mean_staleness
         return _priced(loop, candidate, found.steady, rate, staleness, None, found.lent_share)

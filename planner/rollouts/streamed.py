@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flopwright.planner.rollouts.candidate import Candidate
+from flopwright.planner.rollouts.simulated import Fidelity
 from flopwright.simulator.rollouts.drivers import Kind
 from flopwright.simulator.rollouts.streaming import Lending, StreamReport, stream
 
@@ -20,19 +21,21 @@ def lending_of(candidate: Candidate) -> Lending | None:
     )
 
 
-def streamed(candidate: Candidate, rounds: int, seed: int, loop: Kind) -> StreamReport:
+def streamed(candidate: Candidate, fidelity: Fidelity, seed: int, loop: Kind) -> StreamReport:
     """Returns steady versions of an asynchronous candidate.
 
     Raises:
         InputError: the round cannot run.
     """
     assert candidate.scenario is not None
-    assert candidate.choice.staleness_bound is not None
+    bound = candidate.choice.staleness_bound
+    assert bound is not None
     return stream(
         candidate.scenario,
-        candidate.choice.staleness_bound,
-        rounds=rounds,
+        bound,
+        rounds=fidelity.rounds,
         seed=seed,
         lending=lending_of(candidate),
         loop=loop,
+        warmup=bound + 1 if fidelity.short else None,
     )

@@ -143,6 +143,8 @@ def memory_lines(plan: LoopPlan) -> list[str]:
     for budget in plan.memory:
         parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in budget.holds.items())
         head = f"{budget.phase}, {PLACE_WORDS[budget.place]}"
+        if budget.gpus == "update" and budget.phase == "generation":
+            head += " of the trainer"
         lines.append(
             f"{head:<28} {show_bytes(budget.used_bytes):>9} of {show_bytes(budget.limit_bytes)} "
             f"{PER[budget.place]}" + (f": {parts}" if parts else "")

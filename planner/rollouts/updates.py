@@ -105,17 +105,17 @@ def _searched(loop: LoopScenario, train: Training, model: ModelSpec, gpus: int) 
     assert loop.cluster is not None
     tokens = trained_tokens(loop)
     scenario = update_scenario(loop, train, model, gpus, int(tokens.sum()))
-    options, refused = [], None
-    for plan in _best_splits(scenario):
+    timed: list[tuple[float, int, ParallelPlan]] = []
+    refused = None
+    for rank, plan in enumerate(_best_splits(scenario)):
         try:
-            options.append(_priced(loop, train, model, plan, tokens))
+            timed.append((_seconds(loop, train, model, plan, tokens)[0], rank, plan))
         except InputError as error:  # a rule that holds for the batch but not for its pieces
             refused = refused or error
-    if not options:
+    if not timed:
         assert refused is not None
         raise refused
-    mean = float(tokens.sum())
-    return min(options, key=lambda o: o.fixed_s + o.per_token_s * mean)
+    return _priced(loop, train, model, min(timed)[2], tokens)
 
 
 def _best_splits(scenario: Scenario) -> list[ParallelPlan]:
@@ -206,22 +206,11 @@ def _priced(
     plan: ParallelPlan,
     tokens: Ints,
 ) -> UpdateOption:
-    assert loop.cluster is not None
-    cluster = nodes_of(loop.cluster, plan.world_size)
-    phase = UpdatePhase(
-        gpus=plan.world_size,
-        plan=plan,
-        mini_batches=train.mini_batches,
-        micro_batch_tokens=train.seq_len * plan.micro_batch_size,
-        log_prob=train.log_prob,
-        ptx_share=train.ptx_share,
-        stack=train.stack,
-    )
-    half = update_times(model, cluster, phase, tokens[: max(1, len(tokens) // 2)])
-    whole = update_times(model, cluster, phase, tokens)
-    more = float(tokens.sum() - tokens[: max(1, len(tokens) // 2)].sum())
-    seconds = whole.update_s + whole.log_prob_s
-    per_token_s = max(0.0, seconds - half.update_s - half.log_prob_s) / more if more else 0.0
+    half = tokens[: max(1, len(tokens) // 2)]
+    seconds, notes = _seconds(loop, train, model, plan, tokens)
+    more = float(tokens.sum() - half.sum())
+    less = _seconds(loop, train, model, plan, half)[0] if more else seconds
+    per_token_s = max(0.0, seconds - less) / more if more else 0.0
     per_token_s = min(per_token_s, seconds / float(tokens.sum()))
     scenario = update_scenario(loop, train, model, plan.world_size, int(tokens.sum()))
     held = evaluate(scenario, Candidates.from_plans((plan,)), scenario_calibration(scenario))
@@ -237,8 +226,26 @@ def _priced(
         peak_bytes=int(held.peak_bytes[0]),
         host_bytes=int(held.host_bytes[0]),
         host_states_bytes=host_bytes(scenario, light),
-        assumptions=whole.assumptions,
+        assumptions=notes,
     )
+
+
+def _seconds(
+    loop: LoopScenario, train: Training, model: ModelSpec, plan: ParallelPlan, tokens: Ints
+) -> tuple[float, tuple[str, ...]]:
+    """Returns (seconds of an update on these sequences, what was taken for granted)."""
+    assert loop.cluster is not None
+    phase = UpdatePhase(
+        gpus=plan.world_size,
+        plan=plan,
+        mini_batches=train.mini_batches,
+        micro_batch_tokens=train.seq_len * plan.micro_batch_size,
+        log_prob=train.log_prob,
+        ptx_share=train.ptx_share,
+        stack=train.stack,
+    )
+    found = update_times(model, nodes_of(loop.cluster, plan.world_size), phase, tokens)
+    return found.update_s + found.log_prob_s, found.assumptions
 
 
 def host_bytes(scenario: Scenario, plan: ParallelPlan) -> int:

@@ -107,24 +107,30 @@ def stream(
     seed: int,
     lending: Lending | None = None,
     loop: Kind = "auto",
+    warmup: int | None = None,
 ) -> StreamReport:
     """Returns steady versions of the loop; same seed, same result.
 
     Args:
         scenario: a round whose `prompts` are what an update takes.
         bound: versions that a batch may be ahead of the weights it is generated with.
-        rounds: versions kept, after a warm-up of twice what is in flight and three more.
+        rounds: versions kept at least, after a warm-up.
+        warmup: None: three and twice as many versions as are in flight.
     """
     state = _Stream(scenario, bound, lending, seed, rounds, loop)
-    warm = 2 * (bound + 1) + 3
-    kept = [state.version() for _ in range(warm + rounds)][warm:]
+    warm = 2 * (bound + 1) + 3 if warmup is None else warmup
+    # Where a batch lasts no time, what waits in the buffer goes in a burst: a whole cycle is kept.
+    least = bound + 1 if warmup is None else 1
+    kept = [state.version() for _ in range(warm + max(rounds, least))][warm:]
+    while not any(m.round_time_s for m, _, _ in kept):
+        kept.append(state.version())
     total_s = sum(m.round_time_s for m, _, _ in kept)
     completed = sum(m.completed for m, _, _ in kept)
     return StreamReport(
         steady=mean_round([m for m, _, _ in kept]),
-        attempts_per_s=completed / total_s if total_s > 0 else inf,
+        attempts_per_s=completed / total_s,
         lags=np.concatenate([lags for _, lags, _ in kept]),
-        lent_share=sum(lent_s for _, _, lent_s in kept) / total_s if total_s > 0 else 0.0,
+        lent_share=sum(lent_s for _, _, lent_s in kept) / total_s,
     )
 
 

@@ -66,7 +66,7 @@ def test_a_search_writes_plan_picture_and_trace(capsys, tmp_path):
 def test_layouts_are_compared_on_one_front(capsys, tmp_path):
     file = tmp_path / "split.yaml"
     file.write_text(SPLIT)
-    code, out, _ = run(capsys, str(file), "--json", "--top", "9")
+    code, out, _ = run(capsys, str(file), "--json", "--top", "20")
     assert code == 0
     data = json.loads(out)
     assert data["complete"]
@@ -167,7 +167,7 @@ def test_fields_are_changed_for_rounds_and_loops(capsys, tmp_path):
         (["--set", "lengths.mean=-3"], "lengths.mean"),
         (["--set", "name.first=x"], "holds no fields"),
         (["--set", "prompts"], "FIELD=VALUE"),
-        (["--campaign", "--search"], "name a round"),
+        (["--campaign", "--search"], "kind rollout"),
         (["--search", "--sweep"], "leave it out"),
         (["--campaign", "--trace", "t.json"], "leave --campaign out"),
     ],

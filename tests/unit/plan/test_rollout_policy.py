@@ -141,3 +141,10 @@ def test_choices_stand_alone_so_that_each_compiles():
     }
     assert calls <= {"max", "range", "len"}
     assert not calls & defined
+
+
+def test_the_shortest_contexts_move_to_engines_that_are_lent():
+    contexts = np.array([50, 10, 40, 10, 30])
+    assert policy.lent(contexts, 3).tolist() == [1, 3, 4]  # of equals the older first
+    assert policy.lent(contexts, 0).tolist() == policy.lent(contexts, -2).tolist() == []
+    assert sorted(policy.lent(contexts, 9).tolist()) == [0, 1, 2, 3, 4]

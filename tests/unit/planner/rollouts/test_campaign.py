@@ -1,4 +1,4 @@
-"""A campaign whose lengths grow eightfold, in small: the storm, and the throttle beside it."""
+"""A campaign of 100 rounds whose lengths grow eightfold: the storm, and the throttle beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flopwright.planner.rollouts.campaign import campaign
 from flopwright.planner.rollouts.figure import campaign_png
 from flopwright.planner.rollouts.text import campaign_lines
 from flopwright.simulator.rollouts.rounds import simulate_rounds
-from flopwright.spec.rollout import RolloutScenario
+from flopwright.spec.rollout import RolloutScenario, load_rollout_scenario
 
 
 def _growing(**changes):
@@ -29,19 +29,21 @@ def _growing(**changes):
 
 @pytest.fixture(scope="module")
 def found():
-    return campaign(_growing(), rounds=10, growth=8, slots=(16, 24, 32, 48, 64, 128))
+    # flopwright rollouts growing_lengths_32b_1gpu_h200 --campaign --rounds 100 --growth 8
+    scenario = load_rollout_scenario("growing_lengths_32b_1gpu_h200")
+    return campaign(scenario, rounds=100, growth=8, slots=(45, 64, 91, 128, 256))
 
 
 @pytest.mark.slow
 def test_the_best_of_round_one_ends_in_a_storm_and_the_throttle_does_not(found):
-    assert found.first_best.slots == 128
-    assert sum(found.first_best.preemptions[:2]) == 0
-    assert found.storm > 2  # every attempt loses its cache more than twice
-    assert found.fixed_behind > 0.1
+    assert found.first_best.slots == 256
+    assert sum(found.first_best.preemptions[:5]) == 0
+    assert found.storm > 3  # every attempt loses its cache more than three times
+    assert found.fixed_behind > 0.05
     assert found.behind < 0.10
-    assert found.worst_round < 0.10
-    throttled = sum(found.throttled.preemptions) / len(found.throttled.preemptions)
-    assert throttled < 0.25 * found.storm * found.attempts
+    assert found.worst_round < 0.10  # of the optimum of that very round
+    last = found.throttled.preemptions[-10:]
+    assert sum(last) < 0.1 * found.storm * found.attempts * len(last)
 
 
 @pytest.mark.slow
@@ -51,7 +53,7 @@ def test_the_optimum_is_the_least_of_each_round(found):
     assert found.length_factor[0] == 1
     assert found.length_factor[-1] == pytest.approx(8)
     text = "\n".join(campaign_lines(found))
-    assert "128 slots" in text
+    assert "256 slots" in text
     assert "best in round 1" in text
     assert campaign_png(found).startswith(b"\x89PNG")
 
