@@ -89,13 +89,20 @@ class Local:
 
 
 def gather(
-    cost: CostBuilder, name: str, local: Local, width: ArrayLike, *, again: bool = True
+    cost: CostBuilder,
+    name: str,
+    local: Local,
+    width: ArrayLike,
+    *,
+    again: bool = True,
+    together: bool = False,
 ) -> None:
     """Adds what brings [tokens, width] to a cut matrix, and its backward.
 
     Backward reduce-scatters the gradient; where the whole input is not kept (`again`), the
     weight's gradient gathers it once more. Without sequence parallelism the input is there,
-    and its gradient is all-reduced.
+    and its gradient is all-reduced. Where both gradients are made `together`, it is gathered
+    again before either.
     """
     nbytes = local.tokens * np.asarray(width, float) * local.width
     cut, whole = _counts(local)
@@ -105,8 +112,10 @@ def gather(
             cost.comm(name, collective, "tp", phase, nbytes=nbytes, count=count)
 
     comm(Collective.ALL_GATHER, Phase.FORWARD, cut)
+    if together:
+        comm(Collective.ALL_GATHER, Phase.BACKWARD_INPUT, cut)
     comm(Collective.REDUCE_SCATTER, Phase.BACKWARD_INPUT, cut)
-    if again:
+    if again and not together:
         comm(Collective.ALL_GATHER, Phase.BACKWARD_WEIGHT, cut)
     comm(Collective.ALL_REDUCE, Phase.BACKWARD_INPUT, whole)
 

@@ -93,8 +93,42 @@ def _causal(q: Tensor, v: Tensor, window: int, widths: Callable[[int, int], int]
     return seq, qk, seq, batch * heads, 2 * pairs * widths(qk, v.shape[-1])
 
 
+def _with_sinks(args: tuple[Any, ...]) -> _Shape:
+    q, k, v, _, *rest = args
+    return _attention((q, k, v, *rest))
+
+
+def _delta_rule(args: tuple[Any, ...]) -> _Shape:
+    return _chunks(args[0], args[2], lambda k, v: chunk_flops(k, v)[0])
+
+
+def _delta_rule_backward(args: tuple[Any, ...]) -> _Shape:
+    """The states once more but for their results, and the backward of each chunk."""
+
+    def flops(k: int, v: int) -> float:
+        forward, backward = chunk_flops(k, v)
+        return backward + forward - 2.0 * CHUNK * k * v - 2.0 * CHUNK**2 * v
+
+    return _chunks(args[2], args[4], flops)
+
+
+def _chunks(q: Tensor, v: Tensor, flops: Callable[[int, int], float]) -> _Shape:
+    batch, seq, heads, width = q.shape
+    chunks = batch * heads * -(-seq // CHUNK)
+    return seq, width, CHUNK, batch * heads, round(chunks * flops(width, v.shape[-1]))
+
+
+def _head_and_loss_backward(args: tuple[Any, ...]) -> _Shape:
+    m, k, n, batch, flops = _linear(args[1:])
+    return m, k, n, batch, 3 * flops  # the logits once more, and both gradients
+
+
 _READERS: Final[dict[str, tuple[str, Callable[[tuple[Any, ...]], _Shape]]]] = {
     "flopwright::linear": ("gemm", _linear),
+    "flopwright::linear_cross_entropy": ("gemm", _linear),
+    "flopwright::linear_cross_entropy_backward": ("gemm", _head_and_loss_backward),
+    "flopwright::linear_cross_entropy_terms": ("gemm", _linear),
+    "flopwright::linear_cross_entropy_part_backward": ("gemm", _head_and_loss_backward),
     "aten::mm": ("gemm", _mm),
     "aten::addmm": ("gemm", _addmm),
     "aten::addmm_": ("gemm", _addmm),
@@ -105,6 +139,20 @@ _READERS: Final[dict[str, tuple[str, Callable[[tuple[Any, ...]], _Shape]]]] = {
     "flopwright::grouped_gemm_weight_gradient": ("grouped_gemm", _grouped_weight),
     "flopwright::attention": ("attention", _attention),
     "flopwright::attention_backward": ("attention", _attention_backward),
+    "flopwright::attention_with_sinks": ("attention", _with_sinks),
+    "flopwright::kda": ("attention", _delta_rule),
+    "flopwright::kda_backward": ("attention", _delta_rule_backward),
+}
+
+
+# Named like a product, but priced by the bytes it moves.
+_BYTES: Final = frozenset({"flopwright::short_conv", "flopwright::short_conv_backward"})
+
+# Where the narrow operands of those stand that take or return sums in fp32.
+_OPERAND: Final = {
+    "flopwright::linear_cross_entropy_backward": 1,
+    "flopwright::linear_cross_entropy_terms": 0,
+    "flopwright::linear_cross_entropy_part_backward": 1,
 }
 
 
@@ -119,9 +167,13 @@ def reader_of(name: str) -> Callable[[tuple[Any, ...], Any, str], tuple[Product,
 
         def read(args: tuple[Any, ...], out: Any, action: str) -> tuple[Product, int]:
             m, k, n, batch, flops = shape(args)
-            return Product(action, kernel, _dtype(args, out), m, k, n, batch), flops
+            place = _OPERAND.get(name)
+            dtype = _dtype(args, out) if place is None else _dtype(args[place:], None)
+            return Product(action, kernel, dtype, m, k, n, batch), flops
 
         return read
+    if name in _BYTES:
+        return None
     short = name.split("::")[-1]
     if any(word in short for word in _LOOKS_LIKE_A_PRODUCT) and not short.startswith("comm"):
         raise NotImplementedError(f"the dry run does not know the FLOPs of {name}")

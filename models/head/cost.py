@@ -71,7 +71,7 @@ def _apart(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
 
 def _in_one(cost: CostBuilder, spec: ModelSpec, local: Local) -> None:
     t, dtype, vocab = local.tokens, local.dtype, local.vocab(spec.vocab_size)
-    gather(cost, "lm_head", local, spec.hidden_size)
+    gather(cost, "lm_head", local, spec.hidden_size, together=True)
     linear_cross_entropy(
         cost, "lm_head.loss", tokens=t, hidden=spec.hidden_size, vocab=vocab, dtype=dtype
     )
