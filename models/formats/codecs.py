@@ -12,6 +12,7 @@ from flopwright.kernels.fp8_quantize.reference import (
     dequantize_blocks,
     quantize_blocks,
 )
+from flopwright.kernels.mx_quantize.reference import BLOCK
 from flopwright.models.formats import int4, mx
 from flopwright.models.formats.layout import Layout, layout_for
 
@@ -37,7 +38,7 @@ def encode(layout: Layout, x: Tensor, rule: mx.ScaleRule = "floor") -> dict[str,
         return _named(layout, *int4.quantize(x), torch.tensor(x.shape))
     codes, scales = mx.quantize_e2m1(x, rule)
     if layout.name == "mxfp4_blocks":
-        codes = codes.unflatten(-1, (-1, mx.BLOCK // 2))
+        codes = codes.reshape(*codes.shape[:-1], -1, BLOCK // 2)
     return _named(layout, codes, scales)
 
 

@@ -15,8 +15,9 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class _Reader:
     """Reads a stored tensor from its beginning on; its sum is checked at the end."""
 
     span: Span
-    file: BinaryIO
+    file: BufferedReader
     done: int = 0
     crc32: int = 0
 
@@ -119,7 +120,7 @@ def _write_shard(folder: Path, shard: ShardPlan, rule: ScaleRule, progress: Prog
                 progress(len(data))
 
 
-def _pieces(move: Move, rule: ScaleRule) -> Iterator[tuple[str, bytes | memoryview]]:
+def _pieces(move: Move, rule: ScaleRule) -> Iterator[tuple[str, bytearray | memoryview]]:
     """Yields the bytes of a weight's outputs, each output's in order."""
     readers: dict[str, _Reader] = {}
     try:

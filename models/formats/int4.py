@@ -24,7 +24,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         x: [..., columns], columns a multiple of 32.
     """
-    groups = x.unflatten(-1, (-1, GROUP))
+    groups = x.reshape(*x.shape[:-1], -1, GROUP)
     scales = (groups.abs().amax(-1).float() / _HALF_RANGE).to(torch.bfloat16)
     # A group of zeros has some scale too.
     scales = torch.where(scales == 0, torch.finfo(x.dtype).eps, scales)
@@ -35,13 +35,14 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize(words: Tensor, scales: Tensor) -> Tensor:
     """Returns the numbers [..., columns] in fp32."""
-    groups = unpack(words).float().unflatten(-1, (scales.shape[-1], -1))
+    groups = unpack(words).float().reshape(*scales.shape, -1)
     return (groups * scales.float().unsqueeze(-1)).flatten(-2)
 
 
 def pack(numbers: Tensor) -> Tensor:
     """Returns int8 numbers -8 .. 7 [..., columns] as int32 words [..., columns / 8]."""
-    low, high = (numbers + _OFFSET).to(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)
+    shifted = (numbers + _OFFSET).to(torch.uint8)
+    low, high = shifted[..., ::2], shifted[..., 1::2]
     return (low | high << 4).contiguous().view(torch.int32)
 
 

@@ -30,7 +30,7 @@ _BOUNDS: Final = torch.where(
 
 def _blocks(x: Tensor) -> Tensor:
     """Returns x [..., columns] in fp32 as [..., columns / 32, 32]."""
-    return x.float().unflatten(-1, (-1, BLOCK))
+    return x.float().reshape(*x.shape[:-1], -1, BLOCK)
 
 
 def _exponent(x: Tensor) -> Tensor:
@@ -81,14 +81,14 @@ def quantize_e2m1(x: Tensor, rule: ScaleRule = "floor") -> tuple[Tensor, Tensor]
     sizes = scaled.abs().contiguous()
     codes = torch.bucketize(sizes, _BOUNDS, right=True, out_int32=True).to(torch.uint8)
     codes |= scaled.signbit().to(torch.uint8) << 3
-    low, high = codes.unflatten(-1, (-1, 2)).unbind(-1)
+    low, high = codes[..., ::2], codes[..., 1::2]
     return low | high << 4, scales
 
 
 def dequantize_e2m1(codes: Tensor, scales: Tensor) -> Tensor:
     """Returns the numbers [..., columns] of codes and scales in fp32."""
     halves = torch.stack((codes & 0xF, codes >> 4), -1).flatten(-2)
-    blocks = _VALUES[halves.int()].unflatten(-1, (-1, BLOCK))
+    blocks = _blocks(_VALUES[halves.int()])
     return (blocks * scale_values(scales).unsqueeze(-1)).flatten(-2)
 
 

@@ -48,7 +48,7 @@ class ShardWriter:
             begin = end
         return json.dumps(entries, separators=(",", ":")).encode()
 
-    def write(self, name: str, data: bytes | memoryview) -> None:
+    def write(self, name: str, data: bytearray | memoryview) -> None:
         """Appends bytes to a tensor."""
         assert self._next[name] + len(data) <= self._ends[name], name
         self._file.seek(self._next[name])

@@ -39,7 +39,9 @@ def from_rows(stored: Stored, rows: Tensor) -> Tensor:
     """Returns the released tensor of parts below each other."""
     if not stored.stacked:
         return rows.t().contiguous() if stored.transposed else rows.reshape(stored.shape)
-    tensor = rows.unflatten(0, (len(stored.parts), -1))
+    count = len(stored.parts)
+    tensor = rows.reshape(count, -1, *rows.shape[1:])
     if stored.alternating:
-        tensor = tensor.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        halves = tensor.reshape(count, 2, -1, *rows.shape[1:])
+        tensor = halves.transpose(1, 2).flatten(1, 2)
     return (tensor.transpose(1, 2) if stored.transposed else tensor).contiguous()

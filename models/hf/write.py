@@ -128,6 +128,7 @@ def write_checkpoint(
             shape or missing, or does not fit the release's format.
     """
     layout = target_layout(release, spec.family)
+    said = None if layout is None else quantization_config(layout, _kept(layout, spec))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(
             Violation(
@@ -156,7 +157,7 @@ def write_checkpoint(
         _write_json(
             temporary / CONFIG_FILE,
             {
-                **with_format(config, layout and quantization_config(layout, _kept(layout, spec))),
+                **with_format(config, said),
                 "torch_dtype": str(stored).removeprefix("torch."),
             },
         )
