@@ -28,7 +28,7 @@ from flopwright.simulator.rollouts.engine.software import engine_software
 from flopwright.spec.rollouts.experiment import LoopExperiment
 
 SHARES: Final = (0.35, 0.40, 0.45)
-OVERHEADS: Final = (1.3, 1.4)
+OVERHEADS: Final = (1.25, 1.4, 1.55)
 
 
 def errors(
