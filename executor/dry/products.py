@@ -16,6 +16,7 @@ from flopwright.report.rank_step import Product
 
 # m, k, n, batch, FLOPs.
 _Shape = tuple[int, int, int, int, int]
+_CHUNK: Final = 16  # tokens of the delta rule's kernel
 _LOOKS_LIKE_A_PRODUCT: Final = ("mm", "matmul", "dot", "conv", "attention", "linear", "einsum")
 _DTYPE_NAMES: Final = {
     "torch.float32": "fp32",
@@ -99,23 +100,27 @@ def _with_sinks(args: tuple[Any, ...]) -> _Shape:
 
 
 def _delta_rule(args: tuple[Any, ...]) -> _Shape:
-    return _chunks(args[0], args[2], lambda k, v: chunk_flops(k, v)[0])
+    return _chunks(args[0], args[2], state=3, pairs=2, inverse=6, changes=2)
 
 
 def _delta_rule_backward(args: tuple[Any, ...]) -> _Shape:
-    """The states once more but for their results, and the backward of each chunk."""
-
-    def flops(k: int, v: int) -> float:
-        forward, backward = chunk_flops(k, v)
-        return backward + forward - 2.0 * CHUNK * k * v - 2.0 * CHUNK**2 * v
-
-    return _chunks(args[2], args[4], flops)
+    """The states, then each chunk, once more but for results; and the gradients' products."""
+    return _chunks(
+        args[2], args[4], state=2 + 1 + 6, pairs=2 + 2 + 4, inverse=12, changes=1 + 1 + 4
+    )
 
 
-def _chunks(q: Tensor, v: Tensor, flops: Callable[[int, int], float]) -> _Shape:
-    batch, seq, heads, width = q.shape
-    chunks = batch * heads * -(-seq // CHUNK)
-    return seq, width, CHUNK, batch * heads, round(chunks * flops(width, v.shape[-1]))
+def _chunks(q: Tensor, v: Tensor, *, state: int, pairs: int, inverse: int, changes: int) -> _Shape:
+    """Linear attention in chunks of C tokens, keys K and values V wide.
+
+    Args:
+        state: products of C x K x V in a chunk; pairs: of C x K x C; inverse: of C x C x C;
+            changes: of C x C x V.
+    """
+    batch, seq, heads, k = q.shape
+    c, w, chunks = _CHUNK, v.shape[-1], batch * heads * -(-seq // _CHUNK)
+    products = state * c * k * w + pairs * c * k * c + inverse * c**3 + changes * c * c * w
+    return seq, k, c, batch * heads, 2 * chunks * products
 
 
 def _head_and_loss_backward(args: tuple[Any, ...]) -> _Shape:

@@ -214,6 +214,7 @@ def write_kimi_linear(spec: ModelSpec) -> Config:
         "num_hidden_layers": spec.num_layers,
         "num_key_value_heads": attn.num_heads,
         "num_nextn_predict_layers": 0,
+        "pad_token_id": None,  # transformers' default would not fit small vocabularies
         "q_lora_rank": attn.q_lora_rank,
         "qk_nope_head_dim": attn.qk_nope_head_dim,
         "qk_rope_head_dim": attn.qk_rope_head_dim,

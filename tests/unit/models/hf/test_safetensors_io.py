@@ -33,10 +33,6 @@ from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import parameters
 
 FAMILIES = {
-    "kimi_linear": "kimi_linear_mini",
-    "kimi_k3": "kimi_k3_mini",
-    "glm4_moe": "glm45_air",
-    "minimax_m2": "minimax_m2",
     "deepseek_v3": "deepseek_v3",
     "llama": "llama31_8b",
     "qwen2": "qwen25_32b",
@@ -45,6 +41,10 @@ FAMILIES = {
     "mixtral": "mixtral_8x7b",
     "gpt2": "gpt_h12288_l96",
     "gpt_oss": "gpt_oss_20b",
+    "glm4_moe": "glm45_air",
+    "minimax_m2": "minimax_m2",
+    "kimi_linear": "kimi_linear_mini",
+    "kimi_k3": "kimi_k3_mini",
 }
 INDEX = "model.safetensors.index.json"
 
