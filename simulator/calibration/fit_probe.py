@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import mean
+from statistics import median
 from typing import Final, TypeVar
 
 from flopwright.errors import InputError, Violation
@@ -162,9 +162,12 @@ def _with_steps(calibration: Calibration, probe: ProbeReport) -> Calibration:
 
 
 def _sync_s(probe: ProbeReport) -> dict[str, float]:
-    """Returns how long ranks wait for the last one before a collective, in the mean."""
+    """Returns how long ranks wait for the last one before a collective, the median of points.
+
+    A burst of other work makes a few points wait a hundred times as long.
+    """
     waits = [p.waiting_s for p in probe.collectives if p.waiting_s]
-    return {"sync": mean(waits)} if waits else {}
+    return {"sync": median(waits)} if waits else {}
 
 
 def _by_class(points: Iterable[OperatorPoint]) -> list[list[OperatorPoint]]:

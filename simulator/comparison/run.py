@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from flopwright.plan.file import PlanFile
@@ -46,10 +47,11 @@ def compared(
             plan.scenario, plan.parallel, calibration, prediction, measurement, trace
         )
     given = _as_routed(prediction, calibration, measurement)
-    parts = predicted_parts(plan.scenario, plan.parallel, calibration)
+    busy = _without_waiting(calibration)
+    parts = predicted_parts(plan.scenario, plan.parallel, busy)
     findings = plain.findings
     if measurement.ranks:
-        causes = causes_of(plan.scenario, plan.parallel, calibration, given, measurement)
+        causes = causes_of(plan.scenario, plan.parallel, busy, given, measurement)
         metrics = measurement.metrics
         findings = ordered(causes, metrics.step_time_s, tensors_by_stage(metrics), split)
     worst = findings[0] if findings else largest(plain.time_classes, plain.memory_classes)
@@ -64,6 +66,18 @@ def compared(
             "kernels": _kernel_rows(parts, measurement),
         }
     )
+
+
+def _without_waiting(calibration: Calibration) -> Calibration:
+    """Returns what ranks are busy for: factors without the waiting for each other in them.
+
+    Busy seconds of a run have none either: waiting is nobody's work.
+    """
+    if not calibration.waiting_log:
+        return calibration
+    less = math.exp(-calibration.waiting_log)
+    factors = {c: f * less for c, f in calibration.factors.items()}
+    return calibration.model_copy(update={"factors": factors, "waiting_log": 0.0})
 
 
 def _as_routed(

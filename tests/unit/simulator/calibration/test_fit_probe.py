@@ -15,7 +15,7 @@ from flopwright.report.metrics import Fingerprint
 from flopwright.report.probe import CollectivePoint, OperatorPoint, ProbeReport
 from flopwright.simulator.calibration.cluster_file import cluster_from_probe
 from flopwright.simulator.calibration.fit_curves import fit_collective, fit_operator
-from flopwright.simulator.calibration.fit_probe import fit_probe, slowdown
+from flopwright.simulator.calibration.fit_probe import _sync_s, fit_probe, slowdown
 from flopwright.simulator.calibration.model import EfficiencyCurve
 
 TRUTH = {"top": 8e10, "half_m": 40.0, "half_k": 12.0, "half_n": 25.0, "bytes_per_s": 2e10}
@@ -227,3 +227,17 @@ def test_a_probe_without_operators_is_refused() -> None:
     for reads in (fit_probe, cluster_from_probe):
         with pytest.raises(InputError, match="ended too early"):
             reads(empty)
+
+
+def test_a_burst_in_a_few_points_is_not_what_ranks_wait() -> None:
+    def waited(seconds: float) -> CollectivePoint:
+        return CollectivePoint(
+            collective="all_reduce", ranks=2, nbytes=1.0, seconds=1.0, seconds_min=1.0,
+            seconds_p90=1.0, waiting_s=seconds,
+        )  # fmt: skip
+
+    points = (*(waited(3e-4) for _ in range(20)), waited(0.2), waited(0.3))
+    probe = ProbeReport(
+        created="", host_floor_s=0.0, operators=(), collectives=points, fingerprint=FINGERPRINT
+    )
+    assert _sync_s(probe) == {"sync": pytest.approx(3e-4)}
