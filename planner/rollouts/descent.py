@@ -52,7 +52,7 @@ class Covered:
 def coarse_to_fine(known: Known, axes: Axes) -> Covered:
     """Searches the axes; what is found is in `known`."""
     structures = tuple(axes.structures())
-    promised = {one: _most(known, axes, one) for one in structures}
+    promised = {one: most_of(known, axes, one) for one in structures}
     chosen = _promising(structures, promised)
     known.explore((a for one in chosen for a in _anchors(known, axes, one)), short=True)
     ranked = sorted(axes.layouts, key=lambda layout: -_best_value(known, layout))
@@ -85,7 +85,7 @@ def _promising(structures: tuple[Choice, ...], promised: dict[Choice, float]) ->
     return out
 
 
-def _most(known: Known, axes: Axes, structure: Choice) -> float:
+def most_of(known: Known, axes: Axes, structure: Choice) -> float:
     """Returns the most that any policy of a structure can reach, in what is made largest.
 
     States switch in no time and nothing limits slots. The bound grows with lambda and with the
@@ -93,7 +93,12 @@ def _most(known: Known, axes: Axes, structure: Choice) -> float:
     """
     policy = axes.policy(structure)
     best = 0.0
-    widest = {"elastic": policy["elastic"][-1], "slots": 0, "throttled": False}
+    widest = {
+        "elastic": policy["elastic"][-1],
+        "states": policy["states"][-1],  # where they take no memory of the GPUs
+        "slots": 0,
+        "throttled": False,
+    }
     name = "staleness_bound" if structure.layout == "async" else "stop_fraction"
     for value in {min(policy[name]), max(policy[name])}:
         made = known.rough(with_values(structure, {name: value, **widest}))
@@ -110,7 +115,7 @@ def _most(known: Known, axes: Axes, structure: Choice) -> float:
 def _anchors(known: Known, axes: Axes, structure: Choice) -> list[Choice]:
     """Returns a structure under plain policies: the scenario's lambda, and no lambda at all.
 
-    Of the places of the training states the first that fits is taken.
+    Training states are tried in every place: which ones hold them is known with the update only.
     """
     policy = axes.policy(structure)
     own = known.loop.rollout.fraction
@@ -127,17 +132,8 @@ def _anchors(known: Known, axes: Axes, structure: Choice) -> list[Choice]:
                 "throttled": policy["throttled"][-1],
             },
         )
-        out.append(_fitting(known, plain, policy["states"]))
+        out += [with_values(plain, {"states": place}) for place in policy["states"]]
     return list(dict.fromkeys(out))
-
-
-def _fitting(known: Known, choice: Choice, places: tuple[str, ...]) -> Choice:
-    """Returns the choice with training states in the first place that holds them."""
-    for place in places:
-        tried = with_values(choice, {"states": place})
-        if not known.rough(tried).violations:
-            return tried
-    return with_values(choice, {"states": places[-1]})
 
 
 def _descend(known: Known, axes: Axes, layout: str) -> bool:

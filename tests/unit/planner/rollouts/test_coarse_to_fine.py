@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from flopwright.planner.rollouts.bounds import work_of
 from flopwright.planner.rollouts.choices import Axes, choices, own_shape
+from flopwright.planner.rollouts.descent import most_of
+from flopwright.planner.rollouts.known import Known
 from flopwright.planner.rollouts.search import search_loop
+from flopwright.planner.rollouts.simulated import Simulations
 from flopwright.planner.rollouts.text import search_lines
-from flopwright.spec.loop import LoopScenario
+from flopwright.spec.loop import LoopScenario, loop_scenario_from_text
 
 SPACE = {
     "layout": ["colocated", "disaggregated", "one_step_off", "async"],
@@ -90,3 +94,31 @@ def test_neighbours_differ_in_one_axis_and_cover_every_axis():
                 assert len(differ - {"elastic"}) <= 1
             seen |= differ
     assert seen == set(names)
+
+
+def test_a_structure_is_bounded_where_states_leave_the_gpus():
+    # With the states in GPU memory no cache fits: the bound must not be that of no round at all.
+    text = """
+name: tight
+cluster: 64_h100
+gpus: 16
+serve: {model: llama31_8b}
+train: {gpu_s_per_token: 0.001, state: 1000 GiB}
+hosts: {reserved: 64 GiB}
+search: {layout: [colocated], tp: [1]}
+rollout:
+  name: tight
+  prompts: 64
+  lengths: {kind: lognormal, mean: 500, sigma: 0.5, cap: 4000}
+"""
+    loop = loop_scenario_from_text(text)
+    known = Known(
+        loop=loop, rounds=1, sims=Simulations(0), started_s=0.0, time_limit_s=None,
+        progress=None, work=work_of(loop.rollout),
+    )  # fmt: skip
+    axes = known.axes()
+    structures = list(axes.structures())
+    assert structures
+    for one in structures:
+        assert known.rough(one).violations  # states in hbm, the first place
+        assert most_of(known, axes, one) > 0
