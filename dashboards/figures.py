@@ -100,7 +100,7 @@ def step_time_figure(predictions: Mapping[str, Prediction]) -> go.Figure:
         x=f"step time ({unit})",
         y="",
         barmode="stack",
-        height=160 + 42 * len(labels),
+        height=190 + max(42 * len(labels), 84),
         legend_traceorder="normal",
     )
 

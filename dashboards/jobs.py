@@ -97,6 +97,7 @@ class Jobs:
         self._slots = threading.Semaphore(most)
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._spare: subprocess.Popen[bytes] | None = None
+        self._closed = False
 
     def get(self, key: str) -> Job | None:
         """Returns the job, None where nothing was asked or it was forgotten."""
@@ -126,10 +127,21 @@ class Jobs:
                 del self._jobs[old]
             return job
 
+    def close(self) -> None:
+        """Ends all work."""
+        with self._lock:
+            self._closed = True
+            for job in self._jobs.values():
+                job.stop()
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.kill()
+            _ended(spare)
+
     def get_ready(self) -> None:
         """Starts the process that the next job will use: imports take a second."""
         with self._lock:
-            if self._spare is None:
+            if self._spare is None and not self._closed:
                 self._spare = _started()
 
     def _run(self, job: Job, delay_s: float) -> None:
@@ -163,10 +175,7 @@ class Jobs:
             _fail(job, InputError(f"this work failed: {error}"))
         finally:
             process.kill()
-            process.wait()
-            process.stdin.close()
-            if process.stdout is not None:
-                process.stdout.close()
+            _ended(process)
         if job.is_going:
             _fail(job, InputError("this work ended without an answer; the server's log says more"))
         self.get_ready()
@@ -187,6 +196,13 @@ def _fail(job: Job, error: InputError) -> None:
     if job.is_going:
         job.error = error
         job.state = "failed"
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def _started() -> subprocess.Popen[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import streamlit as st
 
@@ -34,15 +34,16 @@ def chosen_round() -> Round:
     Raises:
         InputError: the uploaded file is no round.
     """
-    upload = _upload("round")
-    if upload is not None:
-        own = uploaded_round(*upload)
-        found = Round(f"{own.name}.yaml", own)
-    else:
-        name = chosen("Scenario", round_names(), "rollout")
-        keep_in_url(rollout=name)
-        found = Round(name, load_rollout_scenario(name))
-    _download(found)
+    with _row():
+        upload = _upload("round")
+        if upload is not None:
+            own = uploaded_round(*upload)
+            found = Round(f"{own.name}.yaml", own)
+        else:
+            name = chosen("Scenario", round_names(), "rollout")
+            keep_in_url(rollout=name)
+            found = Round(name, load_rollout_scenario(name))
+        _download(found)
     return found
 
 
@@ -52,16 +53,21 @@ def chosen_loop() -> Loop:
     Raises:
         InputError: the uploaded file is no loop.
     """
-    upload = _upload("loop")
-    if upload is not None:
-        own = uploaded_loop(*upload)
-        found = Loop(f"{own.rollout.name}.yaml", own)
-    else:
-        name = chosen("Scenario", _loops(), "loop")
-        keep_in_url(loop=name)
-        found = Loop(name, load_loop_scenario(name))
-    _download(found)
+    with _row():
+        upload = _upload("loop")
+        if upload is not None:
+            own = uploaded_loop(*upload)
+            found = Loop(f"{own.rollout.name}.yaml", own)
+        else:
+            name = chosen("Scenario", _loops(), "loop")
+            keep_in_url(loop=name)
+            found = Loop(name, load_loop_scenario(name))
+        _download(found)
     return found
+
+
+def _row() -> Any:
+    return st.container(horizontal=True, vertical_alignment="bottom")
 
 
 @cache

@@ -110,6 +110,7 @@ def _files(made: Bundle) -> None:
         ],
         hide_index=True,
         width="stretch",
+        height="content",
     )
     with st.expander("Look into a file"):
         name = st.selectbox("File", [n for n in made.files if not n.endswith(".gz")])

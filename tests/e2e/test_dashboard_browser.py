@@ -108,14 +108,14 @@ def test_from_exploring_to_a_bundle(view: Any, tmp_path: Path) -> None:
     shown(view, r"fits: kimi_k2 on 2,048")
     drawn(view, 3)
     # change the cluster: the address and the command line follow
-    choose(view, "Cluster", "64_h200")
+    choose(view, "Cluster", "1024_h100")
     view.get_by_role("button", name="Plan", exact=True).click()
-    shown(view, r"kimi_k2 on 64 x h200")
-    assert "set=cluster%3D64_h200" in view.url
+    shown(view, r"kimi_k2 on 1,024 x h100")
+    assert "set=cluster%3D1024_h100" in view.url
     shown(view, r"--set")
-    # another scenario, which the rest of the test can afford to search in full
-    view.goto(f"/?scenario={MINI}")
-    shown(view, r"fits: kimi_k2_mini")
+    # the search of every plan is stopped: the first look stays, and its plan can be opened
+    view.get_by_role("button", name="Stop").click()
+    view.get_by_role("button", name="Search every plan").wait_for()
     settled(view, 3)  # a click while the page is drawn anew would be lost
     view.get_by_role("button", name="Open this plan in depth").click()
     shown(view, r"Download plan.yaml")
@@ -142,7 +142,22 @@ def test_from_exploring_to_a_bundle(view: Any, tmp_path: Path) -> None:
     assert load_plan(tmp_path / "again.yaml").parallel == plan.parallel
     assert json.loads(files["deepspeed.json"])["zero_optimization"]
     task = next(name for name in files if "skypilot" in name or name.startswith("sky"))
-    assert yaml.safe_load(files[task])["num_nodes"] == 1
+    assert yaml.safe_load(files[task])["num_nodes"] == plan.parallel.world_size // 8 == 128
+
+
+def test_a_search_ends_by_itself(view: Any) -> None:
+    """The first look gives way to the best of every plan, without a click."""
+    view.goto(f"/?scenario={MINI}")
+    shown(view, r"fits: kimi_k2_mini.*exhaustive")
+    drawn(view, 3)
+    assert not view.get_by_role("button", name="Stop").count()
+    # a tab is part of the address
+    view.get_by_role("tab", name="What holds it back").click()
+    shown(view, r"had no limit")
+    assert "tab=What" in view.url
+    view.reload()
+    shown(view, r"had no limit")
+    drawn(view, 1)
 
 
 def test_a_real_run_is_compared(view: Any) -> None:
@@ -162,10 +177,17 @@ def test_a_real_run_is_compared(view: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("big.yaml", b"# " + b"x" * 10_000_000, r"must be 1\.0MB or smaller|too large|exceeds"),
-        ("bomb.yaml", b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", r"alias"),
-        ("wrong.yaml", b"name: 5\nmodel: [1]\nworkload: none\n", r"cannot be planned"),
-        ("model.yaml", b"name: x\nmodel: no_such_model\ncluster: 8_h100\n", r"no such model"),
+        (
+            "scenario/big.yaml",
+            b"# " + b"x" * 10_000_000,
+            r"must be 1\.0MB or smaller|too large|exceeds",
+        ),
+        ("scenario/bomb.yaml", b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", r"alias"),
+        ("scenario/wrong.yaml", b"name: 5\nmodel: [1]\nworkload: none\n", r"cannot be planned"),
+        ("scenario/m.yaml", b"name: x\nmodel: none_such\ncluster: 8_h100\n", r"no such model"),
+        ("scenario/zip.yaml", b"PK\x03\x04\xff\xfe" * 50, r"not UTF-8"),
+        ("model or cluster/config.json", b'{"model_type": "none_such"}', r"no such architecture"),
+        ("model or cluster/cluster.yaml", b"name: .nan\nnode: 1e999\n", r"cannot be planned"),
     ],
 )
 def test_a_hostile_upload_is_refused_and_the_session_goes_on(
@@ -173,8 +195,16 @@ def test_a_hostile_upload_is_refused_and_the_session_goes_on(
 ) -> None:
     view.goto(f"/?scenario={MINI}")
     shown(view, r"fits: kimi_k2_mini")
-    field = view.locator('[data-testid="stFileUploader"] input[type="file"]').first
-    field.set_input_files({"name": name, "mimeType": "application/yaml", "buffer": content})
+    settled(view, 3)
+    what, _, file = name.rpartition("/")
+    view.get_by_role("button", name=f"Your own {what}").click()
+    fields = view.locator('[data-testid="stFileUploader"] input[type="file"]')
+    fields.first.wait_for(state="attached")
+    index = 1 if file.startswith("cluster") else 0
+    fields.nth(index).set_input_files({"name": file, "mimeType": "", "buffer": content})
+    if what != "scenario":
+        view.keyboard.press("Escape")
+        view.get_by_role("button", name="Plan", exact=True).click()
     shown(view, words)
     view.goto(f"/?scenario={MINI}")
     shown(view, r"fits: kimi_k2_mini")
