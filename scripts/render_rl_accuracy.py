@@ -65,7 +65,7 @@ def measured(data: Report, day: str) -> str:
             f"F2 rows are undetermined; {unscored} rows are not scored. {free['n']} numbers were "
             f"fitted: {len(free['fitted'])} on a row each that is not scored, "
             f"{len(free['of_systems'])} once for a whole system or engine (below). Without "
-            f"counting each preset once the median of the F2 rows is {_percent(plain)}. By preset, "
+            f"counting each preset once the median of F2 rows is {_percent(plain)}. By preset, "
             "the median of its absolute rows and of its ratios:",
             98,
         ),
