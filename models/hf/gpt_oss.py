@@ -16,6 +16,7 @@ def read_gpt_oss(fields: Fields) -> Data:
     """Returns the ModelSpec's data of a config."""
     fields.only("hidden_act", "silu", why="the feed-forward block is gpt-oss's clamped GLU")
     fields.only("attention_dropout", 0, 0.0, why="nothing here drops activations")
+    fields.only("swiglu_alpha", 1.702, why="the gate's sigmoid has this factor here")
     fields.harmless(("router_aux_loss_coef", "initial_context_length"))
     layers, width = fields.integer("num_hidden_layers"), fields.integer("intermediate_size")
     bias, top_k = fields.flag("attention_bias", True), fields.integer("num_experts_per_tok", 4)
