@@ -100,7 +100,7 @@ def test_every_plan_field_is_run_or_refused() -> None:
     """A new field of ParallelPlan has to be thought of here before it can be ignored."""
     whole = {"dp_shard", "pp", "vpp", "schedule", "ep", "etp", "micro_batch_size"}
     whole |= {"layers_per_stage", "context_parallel", "recompute_tags", "recompute_layers"}
-    whole |= {"recompute"}
+    whole |= {"recompute", "fused_loss"}
     whole |= {"fp8_activations", "activation_offload", "optimizer_offload"}
     # Some values of these, or beside other fields, are refused.
     partly = {"tp", "cp", "sequence_parallel", "dp_replicate", "zero_stage", "data_parallel"}
