@@ -84,7 +84,9 @@ def _trial(plan: PlanFile, recorder: Recorder) -> Trial:
         if hasattr(block.dispatcher, "balanced"):
             block.dispatcher = replace(block.dispatcher, balanced=True)  # type: ignore[type-var]
     links = trial.runner.links
-    trial.runner.links = _InstantLinks(links.groups, links.shape, links.dtype, links.device)
+    trial.runner.links = _InstantLinks(
+        links.groups, links.shape, links.dtype, links.device, links.states
+    )
     trial.activations._copies = HostCopies(recorder.meter)
     trial.run_step(0)
     trial.workload, trial.dataset = workload, _data(workload)

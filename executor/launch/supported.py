@@ -40,11 +40,6 @@ def _rules(plan: PlanFile) -> Iterable[_Rule]:
     rules.append(_qk_clip_rule(plan))
     mtp = plan.scenario.model.mtp_layers
     rules.append(("model.mtp_layers", mtp > 0, str(mtp), "use 0"))
-    mixed, pp = plan.scenario.model.attn_res_block is not None, plan.parallel.pp
-    value = f"{pp}, with attention residuals"
-    rules.append(
-        ("parallel.pp", mixed and pp > 1, value, "use 1: each hop would carry other sums")
-    )
     return rules
 
 

@@ -87,6 +87,7 @@ class StageParts:
         loss_fn: (logits, targets) -> mean nats a token.
         fused_loss: the last chunk takes the targets and computes the loss itself.
         hidden_shape: [sequences, seq_len, hidden_size] of what travels between chunks.
+        hidden_states: by chunk, how many of them come into it; () one into each.
         hooks: what serves the kinds of action other than compute and transfers.
         around: entered around the compute of a chunk.
     """
@@ -100,6 +101,7 @@ class StageParts:
     hooks: Mapping[ActionKind, Hook]
     around: Around = field(default_factory=Nothing)
     fused_loss: bool = False
+    hidden_states: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -131,7 +133,9 @@ class Runner:
 
     def __post_init__(self) -> None:
         parts = self.parts
-        self.links = Links(self.groups, parts.hidden_shape, parts.dtype, parts.device)
+        self.links = Links(
+            self.groups, parts.hidden_shape, parts.dtype, parts.device, parts.hidden_states
+        )
         self._handlers = {
             ActionKind.FORWARD: self._forward,
             ActionKind.BACKWARD: self._backward,
@@ -248,4 +252,4 @@ class Runner:
         self.links.send(action, self._leaving.pop((action.kind, key)))
 
     def _bytes(self, action: Action) -> int:
-        return self.links.nbytes if ACTION_CLASSES[action.kind] == "pp_comm" else 0
+        return self.links.nbytes(action) if ACTION_CLASSES[action.kind] == "pp_comm" else 0

@@ -30,6 +30,7 @@ from flopwright.executor.parallel.sharing import (
 from flopwright.models.moe.module import MixtureOfExperts
 from flopwright.models.optim.muon.layout import matrix_layouts
 from flopwright.models.transformer.module import Stage, init_weights_
+from flopwright.plan.hops import states_into_chunks
 from flopwright.plan.learning_rate import learning_rate_at
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
@@ -120,6 +121,7 @@ class Trial:
                 hooks=self._hooks(),
                 around=self.activations,
                 fused_loss=plan.fused_loss,
+                hidden_states=states_into_chunks(spec, plan),
             ),
             groups=self.groups,
             timer=self.timer,

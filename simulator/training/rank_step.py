@@ -19,6 +19,7 @@ import numpy as np
 from flopwright.errors import InputError
 from flopwright.models.transformer.cost import layer_cost
 from flopwright.ops import BlockCost, Collective, OpKind, Phase
+from flopwright.plan.hops import states_into_chunks
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
 from flopwright.plan.parallel import ParallelPlan, plan_violations
@@ -163,7 +164,11 @@ class _Lists:
         pipeline = self._group("pp")
         kind, peer = _MESSAGES[action.kind], pipeline[action.peer]
         ends = (self.rank, peer) if kind == "send" else (peer, self.rank)
-        nbytes = int(send_bytes(self.scenario, self._combos, self._candidates)[0])
+        nbytes = int(send_bytes(self.scenario, self._combos)[0])
+        states = states_into_chunks(self.scenario.model, self.plan)
+        if states:
+            behind = action.kind in {ActionKind.SEND_FORWARD, ActionKind.RECV_BACKWARD}
+            nbytes *= states[action.chunk + behind]
         return Call(str(action), kind, ends, nbytes)
 
     def _of_chunk(self, action: Action) -> Iterator[_OfChunk]:

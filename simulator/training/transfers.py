@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from flopwright.ops import Array, Collective
+from flopwright.plan.hops import states_into_chunks
+from flopwright.plan.parallel import ParallelPlan
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.collectives.times import collective_seconds
 from flopwright.simulator.collectives.topology import GroupShape
@@ -76,31 +80,30 @@ def offloaded_bytes(candidates: Candidates, saved: Array, fp8: Array) -> Array:
     return np.asarray(saved + np.where(candidates.fp8_activations > 0, 0.0, fp8))
 
 
-def send_bytes(scenario: Scenario, combos: ShardCombos, candidates: Candidates) -> Array:
-    """Returns the bytes of one micro-batch's hidden states on a rank, by candidate."""
+def send_bytes(
+    scenario: Scenario, combos: ShardCombos, candidates: Candidates | None = None
+) -> Array:
+    """Returns the bytes of one micro-batch's hidden state on a rank, by candidate.
+
+    With the candidates of what a hop carries on average (`states_sent`).
+    """
     width = DTYPE_BYTES[scenario.workload.precision.compute]
     tokens = combos.micro_batch_size * scenario.workload.seq_len / combos.cp
     cut = np.where(combos.sequence_parallel > 0, combos.tp, 1.0)
     once = (tokens * scenario.model.hidden_size * width / cut)[combos.index]
-    if scenario.model.attn_res_block is None:
+    if scenario.model.attn_res_block is None or candidates is None:
         return np.asarray(once)
     depths = zip(candidates.pp.tolist(), candidates.vpp.tolist(), strict=True)
-    return np.asarray(once * [sums_sent(scenario.model, pp, vpp) for pp, vpp in depths])
+    return np.asarray(once * [states_sent(scenario.model, pp, vpp) for pp, vpp in depths])
 
 
-def sums_sent(model: ModelSpec, pp: int, vpp: int) -> float:
-    """Returns how many hidden states a hop between chunks carries on average.
-
-    1, but with attention residuals the running sum and the finished ones that the receiving
-    stage does not hold from its chunk before (arXiv 2607.24653, 5.1). Chunks of equal depth.
-    """
-    block, chunks = model.attn_res_block, pp * vpp
-    if block is None or chunks == 1:
-        return 1.0
-    finished = [-(-round(model.num_layers * (c + 1) / chunks) // block) for c in range(chunks)]
-    held = [0] * (pp - 1) + finished[: chunks - pp]
-    new = [finished[c] - held[c] for c in range(chunks - 1)]
-    return 1.0 + sum(new) / len(new)
+@lru_cache(maxsize=1024)
+def states_sent(model: ModelSpec, pp: int, vpp: int) -> float:
+    """Returns how many hidden states a hop between chunks carries on average, evenly cut."""
+    schedule = "interleaved_1f1b" if vpp > 1 else "1f1b"
+    plan = ParallelPlan(pp=pp, vpp=vpp, schedule=schedule)
+    into = states_into_chunks(model, plan)[1:]
+    return sum(into) / len(into) if into else 1.0
 
 
 def send_seconds(

@@ -10,7 +10,14 @@ from same_plans import MICRO_BATCH, STEPS
 
 from flopwright.executor.data.batches import Dataset
 from flopwright.spec.load import load_scenario
-from flopwright.spec.model import GqaAttention, MlaAttention, Mlp, ModelSpec, Moe
+from flopwright.spec.model import (
+    GqaAttention,
+    KdaAttention,
+    MlaAttention,
+    Mlp,
+    ModelSpec,
+    Moe,
+)
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.workload import LearningRate, Optimizer, Precision, Workload
 
@@ -40,6 +47,33 @@ MODELS: Final = {
             routed_scaling_factor=2.5,
             sequence_balance_loss=1e-3,
             bias_update_rate=1e-3,
+        ),
+        **COMMON,
+    ),
+    "k3": ModelSpec(
+        name="k3",
+        attention=MlaAttention(
+            num_heads=4,
+            q_lora_rank=16,
+            kv_lora_rank=12,
+            qk_nope_head_dim=8,
+            qk_rope_head_dim=4,
+            v_head_dim=8,
+            rope=None,
+            output_gate=True,
+        ),
+        linear_attention=KdaAttention(num_heads=4, head_dim=8, decay_lower_bound=-5),
+        full_attention_layers=(2,),
+        attn_res_block=2,
+        mlp=Mlp(kind="situ_glu", intermediate_size=48, gate_bound=4, up_bound=25),
+        moe=Moe(
+            num_experts=8,
+            top_k=2,
+            num_shared_experts=1,
+            expert_intermediate_size=16,
+            latent_size=16,
+            first_dense_layers=1,
+            balance="quantile",
         ),
         **COMMON,
     ),

@@ -27,7 +27,8 @@ class Row:
         kind: what it stands for: `make test` runs the first row of each kind, in its first
             mode alone but for the kinds of ALL_MODES; CI runs everything.
         plan: fields of ParallelPlan.
-        model: "k2" (MLA, experts, shared expert, bias router) or "llama" (GQA).
+        model: "k2" (MLA, experts, shared expert, bias router), "k3" (delta attention and gated
+            MLA, latent experts, attention residuals, quantile balancing) or "llama" (GQA).
         optimizer: "adamw" or "muonclip".
         modes: out of "abc".
     """
@@ -56,6 +57,9 @@ FSDP: Final = {"dp_shard": 2, "data_parallel": "fsdp2"}
 ONE_RANK: Final = (
     Row("single", "single"),
     Row("single llama", "single", model="llama"),
+    Row("single k3", "single k3", model="k3"),
+    Row("single k3 full recompute", "recompute", {"recompute": "full"}, "k3", modes="a"),
+    Row("single k3 recompute", "recompute", {"recompute": "selective"}, "k3", modes="a"),
     Row("single muonclip", "muonclip", optimizer="muonclip"),
     Row("single zb_h1", "split backward", {"schedule": "zb_h1"}, modes="a"),
     Row("single full recompute", "recompute", {"recompute": "full"}),
@@ -65,6 +69,12 @@ ONE_RANK: Final = (
 TWO_RANKS: Final = (
     Row("dp2", "dp", DP2),
     Row("dp2 llama", "dp", DP2, "llama"),
+    Row("dp2 ep2 k3", "k3 ep", DP2 | {"ep": 2}, "k3", modes="ab"),
+    Row("fsdp2 zero3 k3", "zero3", FSDP | {"zero_stage": 3}, "k3", modes="a"),
+    Row("pp2 1f1b k3", "k3 pp", {"pp": 2}, "k3", modes="ab"),
+    Row("pp2 zb_v k3", "k3 zb_v", V | {"schedule": "zb_v"}, "k3", modes="a"),
+    Row("tp2 k3", "k3 tp", {"tp": 2}, "k3", modes="a"),
+    Row("dp2 ep2 muonclip k3", "ep", DP2 | {"ep": 2}, "k3", "muonclip", "a"),
     Row("dp2 muonclip", "dp muonclip", DP2, optimizer="muonclip"),
     Row("dp2 zero1", "zero1", DP2 | {"zero_stage": 1}, modes="bc"),
     Row("dp2 zero2", "zero2", DP2 | {"zero_stage": 2}, modes="bc"),

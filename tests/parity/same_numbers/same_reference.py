@@ -88,7 +88,10 @@ def train(model: str, optimizer: str, dtype: str, folder: Path, steps: int) -> N
             clipped += sum(int((m > TAU).sum()) for m in recorded.maxima.values())
         for block in stage.moe_blocks().values():
             assert block.loads is not None
-            block.gate.update_bias_(block.loads)
+            if block.gate.counts is None:
+                block.gate.update_bias_(block.loads)
+            else:
+                block.gate.update_quantiles_(block.gate.counts)
             block.reset_loads()
         if step + 1 in {QUICK_STEPS, STEPS}:
             for name, tensor in stage.state_dict().items():
