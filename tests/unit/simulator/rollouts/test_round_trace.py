@@ -98,6 +98,7 @@ def test_the_cache_over_time_is_that_of_the_log(record):
     assert len(lost) == record.metrics.preemptions
 
 
+@pytest.mark.slow
 def test_a_picture_shows_it(record):
     report = round_report(SCENARIO, [record], warmup=2, seed=0)
     picture = round_png(report, None, record, SCENARIO.kv_capacity_tokens)
