@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from flopwright.kernels.balance_histogram.op import balance_histogram
 from flopwright.kernels.balance_histogram.reference import biases
@@ -14,6 +14,7 @@ from flopwright.kernels.linear.op import linear
 from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.router.op import route
 from flopwright.models.moe.balance import balanced
+from flopwright.models.moe.cost import SCORE_BINS
 from flopwright.models.parallel import (
     ContextParallel,
     TensorParallel,
@@ -23,8 +24,9 @@ from flopwright.models.parallel import (
 from flopwright.models.saving import running_again
 from flopwright.spec.model import Moe
 
-# Bins of quantile balancing over a span of about 2: the error of a bias is at most 0.002.
-SCORE_BINS: Final = 1000
+
+def _without_data(tensor: Tensor) -> bool:
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
 class Router(nn.Module):
@@ -150,8 +152,8 @@ class Router(nn.Module):
     def _bounds(self, bias: Tensor) -> tuple[float, float]:
         """Returns what the histogram spans: scores are in (0, 1), so are their differences."""
         if self._range is None:
-            plain = bias.is_meta
-            low, high = (0.0, 0.0) if plain else (float(bias.min()), float(bias.max()))
+            empty = _without_data(bias)
+            low, high = (0.0, 0.0) if empty else (float(bias.min()), float(bias.max()))
             self._range = low - 1, high + 1
         return self._range
 
@@ -164,6 +166,8 @@ class Router(nn.Module):
         """
         bias = self.e_score_correction_bias
         assert bias is not None
+        if _without_data(counts):
+            return
         bias.copy_(biases(counts, *self._bounds(bias), self.spec.top_k))
 
     def reset_counts(self) -> None:

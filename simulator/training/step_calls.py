@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Final
 
 from flopwright.errors import Violation
+from flopwright.models.moe.cost import SCORE_BINS
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.schedules.actions import Action, ActionKind
 from flopwright.plan.sharding import (
@@ -217,11 +218,13 @@ class _Data:
                 yield "all_gather", group, _aligned(sum(numels), self._size(group)) * width
 
     def loads(self) -> Iterator[Sent]:
-        """Yields the sum of the experts' loads, from which the routers' biases move."""
-        model = self.scenario.model
-        routers = sum(t.param.role == "router" for t in self._tensors())
-        if routers and model.moe is not None:
-            nbytes = routers * model.moe.num_experts * _LOAD_BYTES
+        """Yields the sums from which the routers' biases move: loads, and histograms of scores."""
+        moe = self.scenario.model.moe
+        routers = sum(t.param.name.endswith(".gate.weight") for t in self._tensors())
+        if moe is None or not routers:
+            return
+        for each in (1, SCORE_BINS) if moe.balance == "quantile" else (1,):
+            nbytes = routers * moe.num_experts * each * _LOAD_BYTES
             if self._size("dp_cp") > 1:
                 yield "all_reduce", "dp_cp", nbytes
             if self.plan.tp > 1 and self.plan.sequence_parallel:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flopwright.models.moe.cost import SCORE_BINS
 from flopwright.ops import Array, Collective
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.collectives.times import collective_seconds
@@ -259,7 +260,9 @@ def _balance_s(
     if model.moe is None or model.moe.router != "sigmoid_noaux_tc":
         return np.zeros(params.dense.shape)
     layers = model.num_moe_layers / candidates.pp
-    nbytes = np.where(params.expert > 0, layers * model.moe.num_experts * _LOAD_BYTES, 0.0)
+    numbers = 1 + SCORE_BINS if model.moe.balance == "quantile" else 1  # with the scores' bins
+    each = layers * model.moe.num_experts * numbers * _LOAD_BYTES
+    nbytes = np.where(params.expert > 0, each, 0.0)
     return price.seconds(Collective.ALL_REDUCE, nbytes, group)
 
 
