@@ -20,6 +20,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -62,13 +63,24 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 def write_slices(path: Path, slices: Slices, scalars: Mapping[str, float]) -> None:
     """Writes one rank's file and, beside it under the same stem, its record as JSON."""
     writer = _Writer(path, dict(scalars))
-    dcp_save(dict(slices), storage_writer=writer, planner=_SavePlanner(), no_dist=True)
+    try:
+        dcp_save(dict(slices), storage_writer=writer, planner=_SavePlanner(), no_dist=True)
+    except CheckpointException as error:
+        raise _reason(error) from error
 
 
 def read_slices(where: Path, manifest: Manifest, slices: Slices) -> None:
     """Fills the boxes' tensors in place from a step folder whose files are as recorded."""
     reader = _Reader(where, manifest)
-    dcp_load(dict(slices), storage_reader=reader, planner=_LoadPlanner(), no_dist=True)
+    try:
+        dcp_load(dict(slices), storage_reader=reader, planner=_LoadPlanner(), no_dist=True)
+    except CheckpointException as error:
+        raise _reason(error) from error
+
+
+def _reason(error: CheckpointException) -> BaseException:
+    """Returns what torch has wrapped into an exception that `except Exception` passes by."""
+    return next((first for first, _ in error.failures.values()), error)
 
 
 def record_path(path: Path) -> Path:

@@ -80,22 +80,12 @@ def _epoch_starts(num_tokens: int, seq_len: int, seed: int, epoch: int) -> NDArr
     return (order * seq_len + phase) % num_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
-    """Prepared tokens and the order in which a workload reads them.
+class Ordered:
+    """What a run reads: sample g is the same whoever reads it, and known without those before."""
 
-    Attributes:
-        train, held_out: token ids [N], memory-mapped; a sequence that runs past the end goes
-            on at the start, so a text shorter than a sequence is repeated.
-    """
-
-    folder: Path
-    meta: DataMeta
-    train: NDArray[Any]
-    held_out: NDArray[Any]
+    __slots__ = ()
     seq_len: int
     global_batch_size: int
-    seed: int
 
     def batch(self, step: int) -> NDArray[np.int64]:
         """Returns the tokens of step `step`, [global_batch_size, seq_len + 1]."""
@@ -124,6 +114,31 @@ class Dataset:
         index = np.arange(self.global_batch_size).reshape(-1, dp, micro_batch_size)[:, dp_rank]
         samples = step * self.global_batch_size + index
         return self._samples(samples.ravel()).reshape(*samples.shape, self.seq_len + 1)
+
+    def samples(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns samples of the run by number, [len(samples), seq_len + 1]."""
+        return self._samples(samples)
+
+    def _samples(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset(Ordered):
+    """Prepared tokens and the order in which a workload reads them.
+
+    Attributes:
+        train, held_out: token ids [N], memory-mapped; a sequence that runs past the end goes
+            on at the start, so a text shorter than a sequence is repeated.
+    """
+
+    folder: Path
+    meta: DataMeta
+    train: NDArray[Any]
+    held_out: NDArray[Any]
+    seq_len: int
+    global_batch_size: int
+    seed: int
 
     def held_out_batches(
         self, batch_size: int, max_sequences: int | None = None

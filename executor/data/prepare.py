@@ -30,6 +30,8 @@ from flopwright.executor.data.batches import (
     Dataset,
     open_dataset,
 )
+from flopwright.executor.data.domains import chosen_weights, load_mixtures, quotas
+from flopwright.executor.data.mixture import MixedDataset
 from flopwright.executor.data.split import Split, split_documents
 from flopwright.executor.data.text import TextCorpus, load_text
 from flopwright.executor.data.tokenizer import (
@@ -85,6 +87,63 @@ def prepare(
     say("tokens", 1.0)
     _link_files(cached, out_dir)
     return open_dataset(out_dir, workload, spec.vocab_size)
+
+
+def prepare_mixture(
+    path: Path,
+    spec: ModelSpec,
+    out_dir: Path,
+    tokenizer_kind: TokenizerKind = "bpe",
+    progress: Progress | None = None,
+) -> None:
+    """Prepares every domain of a file of mixtures, each in a folder of `out_dir` by its name.
+
+    The tokenizer is that of all domains together, whichever of them a mixture takes.
+
+    Raises:
+        InputError: as `prepare`, for any domain.
+    """
+    say = progress or (lambda phase, share: None)
+    say("read", 0.0)
+    names = load_mixtures(path).domains
+    corpora = {name: load_text(path.parent / text) for name, text in names.items()}
+    say("tokenizer", 0.0)
+    trainer = train_bpe if tokenizer_kind == "bpe" else train_characters
+    documents = [text for corpus in corpora.values() for text in corpus.documents]
+    tokenizer: Tokenizer = trainer(documents, spec.vocab_size)
+    for i, (name, corpus) in enumerate(corpora.items()):
+        say("tokens", i / len(corpora))
+        split = split_documents(corpus.documents)
+        train = encode_documents(split.train, tokenizer, spec.vocab_size)
+        held_out = encode_documents(split.held_out, tokenizer, spec.vocab_size)
+        digest = hash_documents(corpus.documents)
+        sizes = (len(train), len(held_out))
+        meta = _meta(corpus, digest, split, tokenizer, spec.vocab_size, *sizes)
+        _write(out_dir / name, train, held_out, tokenizer, meta)
+    (out_dir / TOKENIZER_FILE).write_text(tokenizer.to_json(), encoding="utf-8")
+    say("tokens", 1.0)
+
+
+def open_mixture(
+    path: Path, out_dir: Path, workload: Workload, vocab_size: int | None = None
+) -> MixedDataset:
+    """Returns the prepared domains as the workload's mixture reads them; any rank may call it.
+
+    Raises:
+        InputError: no such mixture, or a domain whose files are missing or broken.
+    """
+    file = load_mixtures(path)
+    shares = quotas(chosen_weights(file, workload.mixture, path))
+    parts = {name: open_dataset(out_dir / name, workload, vocab_size) for name in shares}
+    return MixedDataset(
+        folder=out_dir,
+        meta=next(iter(parts.values())).meta,
+        parts=tuple(parts.values()),
+        shares=tuple(shares.values()),
+        seq_len=workload.seq_len,
+        global_batch_size=workload.global_batch_size,
+        seed=workload.seed,
+    )
 
 
 def cache_folder() -> Path:

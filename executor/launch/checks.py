@@ -6,11 +6,12 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from flopwright.errors import InputError, Violation
+from flopwright.executor.data.domains import chosen_weights, is_mixture, load_mixtures
 from flopwright.executor.launch.machine import Machine
 from flopwright.executor.launch.request import (
     COLLECTIVE_TIMEOUT_S,
@@ -24,6 +25,7 @@ from flopwright.executor.launch.request import (
     measurement_file,
 )
 from flopwright.executor.launch.supported import unsupported
+from flopwright.models.hf.config_out import hf_config
 from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import plan_violations
 from flopwright.spec.load import load_model, load_plan
@@ -46,8 +48,10 @@ class LaunchOptions:
         collective_timeout_s: how long a rank waits for others before it ends the run.
         log_to: where figures go besides the JSONL files.
         kineto_trace: write a Kineto trace of one step of each plan.
+        start_from: a step folder of a checkpoint whose weights and optimizer state are begun
+            with.
         resume: go on with the run in the folder; where it has no checkpoint, begin it again.
-        checkpoint_every, keep_checkpoints, deterministic: see `RunRequest`.
+        checkpoint_every, keep_checkpoints, deterministic, export_hf: see `RunRequest`.
         checkpoints: write each plan's weights at the end.
         silence_s: end the run when it has shown no progress for so long; None waits.
     """
@@ -71,17 +75,22 @@ class LaunchOptions:
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
     resume: bool = False
+    start_from: Path | None = None
     deterministic: bool = False
+    export_hf: bool = False
     silence_s: float | None = None
 
 
 def check_request(
-    plan_paths: Sequence[Path], out_dir: Path | None, options: LaunchOptions, machine: Machine
+    plan_paths: Sequence[Path | PlanFile],
+    out_dir: Path | None,
+    options: LaunchOptions,
+    machine: Machine,
 ) -> RunRequest:
     """Returns the request for a launch that can start.
 
     Args:
-        plan_paths: plan files, all for the same number of ranks, model and workload.
+        plan_paths: plan files (or plans), all for the same number of ranks, model and workload.
         out_dir: the run's folder, new or empty; None where others write to it already.
         options: what the user said.
         machine: what was found.
@@ -91,16 +100,18 @@ def check_request(
     """
     if not plan_paths:
         raise InputError("no plan was given")
-    plans = [load_plan(path) for path in plan_paths]
+    plans = [p if isinstance(p, PlanFile) else load_plan(p) for p in plan_paths]
     mismatch = _device_mismatch(plans, machine)
     found = [] if options.allow_mismatch else list(mismatch)
     for path, plan in zip(plan_paths, plans, strict=True):
-        found += _with_file(_plan_rules(plan, options, machine), path)
+        rules = _plan_rules(plan, options, machine)
+        found += rules if isinstance(path, PlanFile) else _with_file(rules, path)
     found += _together(plans)
     found += _names_rule(options.names, len(plans))
     found += _folder_rules(out_dir, resume=options.resume) if out_dir is not None else []
     found += _software_rules()
     found += _sink_rules(options.log_to)
+    found += _mixture_rules(plans, options.text)
     if options.text is not None and not options.text.exists():
         found.append(
             Violation(field="--text", value=str(options.text), rule="no such file or folder")
@@ -108,6 +119,23 @@ def check_request(
     if found:
         raise InputError(found)
     return _request(plans, options, machine, tuple(str(v) for v in mismatch))
+
+
+def _mixture_rules(plans: Sequence[PlanFile], text: Path | None) -> list[Violation]:
+    """Returns what stands against the mixtures that the plans name, and the text's own."""
+    found: list[Violation] = []
+    for plan in plans[:1]:
+        mixture = plan.scenario.workload.mixture
+        if text is not None and text.is_file() and is_mixture(text):
+            try:
+                chosen_weights(load_mixtures(text), mixture, text)
+            except InputError as error:
+                found += error.violations
+        elif mixture is not None:
+            rule = "only a file of domains and mixtures can have it (docs/data.md)"
+            found.append(Violation(field="workload.mixture", value=mixture, rule=rule,
+                                   nearest_fix="pass --text domains.yaml"))  # fmt: skip
+    return found
 
 
 def _sink_rules(names: Iterable[SinkName]) -> list[Violation]:
@@ -147,6 +175,8 @@ def _request(
         checkpoint_every=options.checkpoint_every,
         keep_checkpoints=options.keep_checkpoints,
         deterministic=options.deterministic,
+        export_hf=options.export_hf,
+        start_from=None if options.start_from is None else str(options.start_from.resolve()),
         mismatch=mismatch,
         collective_timeout_s=options.collective_timeout_s,
         log_to=options.log_to,
@@ -185,6 +215,7 @@ def _with_file(violations: Iterable[Violation], path: Path) -> list[Violation]:
 def _plan_rules(plan: PlanFile, options: LaunchOptions, machine: Machine) -> list[Violation]:
     found = list(plan_violations(plan.parallel, plan.scenario))
     found += unsupported(plan)
+    found += _export_rules(plan) if options.export_hf else []
     found += _world_size_rules(plan.parallel.world_size, options.nproc, machine)
     if options.model is not None:
         model = load_model(options.model)
@@ -199,6 +230,15 @@ def _plan_rules(plan: PlanFile, options: LaunchOptions, machine: Machine) -> lis
                 )
             )
     return found
+
+
+def _export_rules(plan: PlanFile) -> list[Violation]:
+    """Returns why a plan's weights could not be written as Hugging Face has them."""
+    try:
+        hf_config(plan.scenario.model)
+    except InputError as error:
+        return [replace(v, field=f"--export-hf: {v.field}") for v in error.violations]
+    return []
 
 
 def machine_rules(plan: PlanFile, nproc: int | None, machine: Machine) -> list[Violation]:

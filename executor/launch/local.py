@@ -28,13 +28,14 @@ from flopwright.executor.launch.request import (
     PROBE_FILE,
     PROGRESS_FILE,
     REQUEST_FILE,
+    STEPS_FILE,
     STOP_FILE,
     RunRequest,
     checkpoint_dir,
     measurement_file,
     write_json,
 )
-from flopwright.executor.launch.resume import resumed_request, undo_after
+from flopwright.executor.launch.resume import clear_last_end, resumed_request
 from flopwright.report.metrics import Measurement
 from flopwright.report.probe import ProbeReport
 
@@ -93,7 +94,7 @@ def launch(
     if chosen.resume and (out / REQUEST_FILE).is_file():
         request = resumed_request(out, request)
         if not _finished(request, out):
-            undo_after(out, request)
+            clear_last_end(out, request)
             _supervise(request, out, show, chosen.silence_s)
         return _read_result(request, out)
     existed = out.exists()
@@ -102,7 +103,7 @@ def launch(
         write_json(out / REQUEST_FILE, request.to_data())
         _supervise(request, out, show, chosen.silence_s)
     except InputError:
-        if not any((out / checkpoint_dir(e.name)).exists() for e in request.entries):
+        if not (out / STEPS_FILE).exists():  # it never got to a step
             _clear(out, keep_folder=existed)
         raise
     return _read_result(request, out)

@@ -49,7 +49,9 @@ class RunRequest(Spec):
         kineto_trace: whether one step of each plan is written as a Kineto trace.
         checkpoint_every: steps between checkpoints while it runs; None: at the end alone.
         keep_checkpoints: how many steps' checkpoints of a plan stay.
+        start_from: a step folder whose weights and optimizer state step 0 begins with.
         resume_step: steps that the folder's run has made and goes on from.
+        export_hf: whether the last weights are also written as Hugging Face has them.
         deterministic: whether torch may use only algorithms that give the same bits again.
         collective_timeout_s: how long a rank waits for others before it ends the run.
     """
@@ -67,8 +69,10 @@ class RunRequest(Spec):
     checkpoints: bool = True
     checkpoint_every: PositiveInt | None = None
     keep_checkpoints: PositiveInt = 2
+    start_from: str | None = None
     resume_step: NonNegativeInt = 0
     deterministic: bool = False
+    export_hf: bool = False
     mismatch: tuple[str, ...] = ()
     log_to: tuple[SinkName, ...] = ()
     kineto_trace: bool = False
@@ -97,6 +101,11 @@ def kineto_file(name: str, rank: int) -> str:
 def checkpoint_dir(name: str) -> str:
     """Returns the folder name of an entry's checkpoint."""
     return f"checkpoint-{name}"
+
+
+def hf_dir(name: str) -> str:
+    """Returns the folder name of an entry's weights in the Hugging Face layout."""
+    return f"hf-{name}"
 
 
 def read_retired(out_dir: Path) -> frozenset[str]:

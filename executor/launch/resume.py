@@ -80,15 +80,19 @@ def _told(before: RunRequest, now: RunRequest) -> list[tuple[str, Any, Any]]:
     return pairs
 
 
+def clear_last_end(out_dir: Path, request: RunRequest) -> None:
+    """Takes away how a folder's run ended, and writes how it goes on."""
+    for name in (PROGRESS_FILE, STOP_FILE):
+        (out_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(out_dir / ERROR_DIR, ignore_errors=True)
+    write_json(out_dir / REQUEST_FILE, request.to_data())
+
+
 def undo_after(out_dir: Path, request: RunRequest) -> None:
     """Takes back what a folder records of steps behind the one it is gone on from."""
     step, round_ = request.resume_step, request.resume_step // request.steps_per_round
     _keep_lines(out_dir / STEPS_FILE, lambda line: line["step"] < step)
     _keep_lines(out_dir / ROUNDS_FILE, lambda line: line["round"] < round_)
-    for name in (PROGRESS_FILE, STOP_FILE):
-        (out_dir / name).unlink(missing_ok=True)
-    shutil.rmtree(out_dir / ERROR_DIR, ignore_errors=True)
-    write_json(out_dir / REQUEST_FILE, request.to_data())
 
 
 def recorded_losses(out_dir: Path, names: Sequence[str]) -> dict[str, list[float]]:

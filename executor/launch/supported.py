@@ -149,12 +149,11 @@ def _workload_rules(workload: Workload) -> Iterable[_Rule]:
 
 
 def _phase_rules(workload: Workload) -> Iterable[_Rule]:
-    ramp, mixture, scaling = workload.batch_ramp, workload.mixture, workload.rope_scaling
+    ramp, scaling = workload.batch_ramp, workload.rope_scaling
     count = len(workload.later_phases)
-    alone = "plan one phase by itself (flopwright plan --phase)"
+    alone = "run the plan of the whole run, or plan one phase (flopwright plan --phase)"
     return (
         ("workload.batch_ramp", ramp is not None, "a ramp", "leave it out"),
-        ("workload.mixture", mixture is not None, str(mixture), "leave it out"),
         ("workload.rope_scaling", scaling is not None, "beside the model's own", alone),
         ("workload.later_phases", count > 0, str(count), alone),
     )

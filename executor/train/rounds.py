@@ -27,6 +27,7 @@ from flopwright.executor.measure.sinks import open_sinks
 from flopwright.executor.measure.timers import StepTrace
 from flopwright.executor.parallel.groups import Group
 from flopwright.executor.train.collect import StepRow, collect
+from flopwright.executor.train.guard import refuse_not_finite
 from flopwright.executor.train.saves import Saves
 from flopwright.executor.train.trial import StepRecord, Trial
 from flopwright.executor.train.watch import Watch
@@ -92,6 +93,8 @@ def run_rounds(
         if writer is not None:
             remember(history, rows)
             writer.turn(trial, turn, rows, sentinel_s)
+        if request.checkpoint_every is not None:  # a run that is to be gone on with
+            refuse_not_finite(trial, rows, records)
         with watch.waiting(f"the checkpoint after step {rows[-1].step}", world):
             saves.after_turn(turn.entry, rows[-1].step + 1)
     if writer is not None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
 
 from flopwright.errors import InputError, Violation
-from flopwright.executor.checkpoint.load import checkpoint_tokenizer
+from flopwright.executor.checkpoint.load import load_full
 from flopwright.executor.checkpoint.manifest import (
     check_hashes,
+    find_checkpoint,
     read_manifest,
     step_folder,
 )
 from flopwright.executor.checkpoint.save import RunState, Saver
 from flopwright.executor.data.batches import TOKENIZER_FILE
-from flopwright.executor.launch.request import DATA_DIR, RunRequest, checkpoint_dir
+from flopwright.executor.launch.request import DATA_DIR, RunRequest, checkpoint_dir, hf_dir
 from flopwright.executor.train.saved_state import load_state, own_state
 from flopwright.executor.train.trial import Trial
+from flopwright.models.hf.write import write_checkpoint
+from flopwright.spec.model import ModelSpec
 
 
 class Saves:
@@ -55,24 +59,59 @@ def go_on(trial: Trial, out_dir: Path, step: int) -> None:
     """Lets a trial go on from its plan's checkpoint of `step` in a run's folder; collective.
 
     Raises:
-        InputError: the checkpoint is broken, or of another model or tokenizer.
-    """
-    go_on_from(trial, out_dir / checkpoint_dir(trial.entry.name) / step_folder(step), step)
-
-
-def go_on_from(trial: Trial, where: Path, step: int | None = None) -> None:
-    """Lets a trial go on from a step folder that any plan wrote; collective.
-
-    Raises:
         InputError: the checkpoint is broken, or of another model, tokenizer or step.
     """
+    where = out_dir / checkpoint_dir(trial.entry.name) / step_folder(step)
     manifest = read_manifest(where)
     check_hashes(manifest, where, trial.spec.content_hash(), trial.dataset.meta.tokenizer_hash)
-    checkpoint_tokenizer(where, manifest)
-    if step is not None and manifest.step != step:
+    if manifest.step != step:
         rule = f"the folder's name says step {step}"
         raise InputError(Violation(file=str(where), value=str(manifest.step), rule=rule))
     load_state(trial, where, manifest)
+
+
+def begin_with(trial: Trial, where: Path) -> None:
+    """Lets a trial begin with what another run ended with, whatever its plan; collective.
+
+    The scaling of positions may be another one: no weight knows of it.
+
+    Raises:
+        InputError: the checkpoint is broken, or of another model or tokenizer.
+    """
+    manifest = read_manifest(where)
+    check_hashes(manifest, where, None, trial.dataset.meta.tokenizer_hash)
+    theirs, mine = _unscaled(manifest.model), _unscaled(trial.spec)
+    if theirs != mine:
+        rule = f"the checkpoint is of {theirs.name}, with other tensors than {mine.name}"
+        raise InputError(Violation(file=str(where), field="model", rule=rule))
+    load_state(trial, where, manifest)
+
+
+def export_hf(trial: Trial, out_dir: Path) -> None:
+    """Writes the weights of a plan's last checkpoint as config.json, shards and tokenizer.json.
+
+    Called by one rank. What an earlier end of the same run wrote is replaced.
+    """
+    source = find_checkpoint(out_dir / checkpoint_dir(trial.entry.name))
+    target = out_dir / hf_dir(trial.entry.name)
+    weights, manifest = load_full(source)
+    tied = trial.spec.tied_embeddings
+    shutil.rmtree(target, ignore_errors=True)
+    write_checkpoint(
+        target,
+        manifest.model,
+        ((n, w) for n, w in weights.items() if not (tied and n == "lm_head.weight")),
+    )
+    shutil.copyfile(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
+
+
+def _unscaled(model: ModelSpec) -> ModelSpec:
+    """Returns the model with plain positions."""
+    if model.attention.rope is None:
+        return model
+    rope = model.attention.rope.model_copy(update={"scaling": None})
+    attention = model.attention.model_copy(update={"rope": rope})
+    return model.model_copy(update={"attention": attention})
 
 
 def make_saver(trial: Trial, out_dir: Path, keep: int = 2) -> Saver:

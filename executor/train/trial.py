@@ -42,6 +42,7 @@ from flopwright.spec.workload import Workload
 
 if TYPE_CHECKING:  # it needs a tokenizer's library, which a check on a bare GPU lacks
     from flopwright.executor.data.batches import Dataset
+    from flopwright.executor.data.mixture import MixedDataset
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
@@ -87,7 +88,7 @@ class Trial:
     sharing: Sharing
     chunks: dict[int, Stage]
     timer: ActionTimer
-    dataset: Dataset
+    dataset: Dataset | MixedDataset
     device: torch.device
     data_parallel: DataParallel
     trainable: Trainable
@@ -284,7 +285,7 @@ def _start_peak(device: torch.device) -> int:
 def start_trial(
     entry: RunEntry,
     workload: Workload,
-    dataset: Dataset,
+    dataset: Dataset | MixedDataset,
     registry: GroupRegistry,
     device: torch.device,
     timer: ActionTimer | None = None,

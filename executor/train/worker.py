@@ -20,8 +20,10 @@ import torch
 import torch.distributed as dist
 
 from flopwright.errors import InputError, Violation
-from flopwright.executor.data.batches import META_FILE, Dataset, open_dataset
-from flopwright.executor.data.prepare import prepare
+from flopwright.executor.data.batches import TOKENIZER_FILE, Dataset, open_dataset
+from flopwright.executor.data.domains import is_mixture
+from flopwright.executor.data.mixture import MixedDataset
+from flopwright.executor.data.prepare import open_mixture, prepare, prepare_mixture
 from flopwright.executor.launch.checks import LaunchOptions, check_request, run_folder_rules
 from flopwright.executor.launch.machine import Machine, die_with_parent, find_machine
 from flopwright.executor.launch.progress import Progress, progress_lines, progress_writer
@@ -39,6 +41,7 @@ from flopwright.executor.launch.request import (
     read_request,
     write_json,
 )
+from flopwright.executor.launch.resume import undo_after
 from flopwright.executor.parallel.groups import Group, GroupRegistry, gather_bytes
 from flopwright.executor.train.evaluate import held_out_loss
 from flopwright.executor.train.failure import report_failure
@@ -50,7 +53,7 @@ from flopwright.executor.train.results import (
     write_measurement,
 )
 from flopwright.executor.train.rounds import History, run_rounds
-from flopwright.executor.train.saves import Saves, go_on
+from flopwright.executor.train.saves import Saves, begin_with, export_hf, go_on
 from flopwright.executor.train.trial import Trial, start_trial
 from flopwright.executor.train.watch import Watch, end_process
 
@@ -101,6 +104,12 @@ def run(request: RunRequest, out_dir: Path, device: torch.device, show: Progress
             with watch.waiting("the checkpoints to go on from", trials[0].groups.world):
                 for trial in trials:
                     go_on(trial, out_dir, request.resume_step)
+        elif request.start_from is not None:
+            with watch.waiting("the checkpoint to begin with", trials[0].groups.world):
+                for trial in trials:
+                    begin_with(trial, Path(request.start_from))
+        if first:  # what it goes on from could be read
+            undo_after(out_dir, request)
         histories = run_rounds(trials, request, out_dir, say, watch, saves)
         say({"phase": "evaluate", "share": 0.0})
         _finish(request, trials, histories, out_dir, watch, saves)
@@ -109,7 +118,7 @@ def run(request: RunRequest, out_dir: Path, device: torch.device, show: Progress
 def _start(
     entry: RunEntry,
     request: RunRequest,
-    dataset: Dataset,
+    dataset: Dataset | MixedDataset,
     registry: GroupRegistry,
     device: torch.device,
 ) -> Trial:
@@ -137,6 +146,8 @@ def _finish(
             held_out = held_out_loss(trial, request.held_out_sequences)
             memory = gather_memory(trial)
         saves.finish(i, _same_everywhere(len(histories[i].losses), trial))
+        if first and request.export_hf:
+            export_hf(trial, out_dir)
         if first:
             measurement = make_measurement(
                 trial, request, histories[i], times[i], memory, held_out, floor
@@ -151,22 +162,24 @@ def _same_everywhere(value: int, trial: Trial) -> int:
     return int(trial.groups.world.sum_(tensor))
 
 
-def _dataset(request: RunRequest, out_dir: Path, say: Progress) -> Dataset:
+def _dataset(request: RunRequest, out_dir: Path, say: Progress) -> Dataset | MixedDataset:
     """Returns the run's data, prepared by rank 0; an input error there ends every rank."""
     entry = request.entries[0]
     workload, model = request.workload(entry), entry.plan.scenario.model
-    folder = out_dir / DATA_DIR
+    folder, text = out_dir / DATA_DIR, Path(request.text) if request.text else None
     # what a run goes on with are the tokens that it began with
-    if dist.get_rank() == 0 and not (request.resume_step and (folder / META_FILE).is_file()):
-        prepare(
-            Path(request.text) if request.text else None,
-            model,
-            workload,
-            folder,
-            request.tokenizer,
-            lambda phase, share: say({"phase": phase, "share": share}),
-        )
+    if dist.get_rank() == 0 and not (request.resume_step and (folder / TOKENIZER_FILE).is_file()):
+
+        def show(phase: str, share: float) -> None:
+            say({"phase": phase, "share": share})
+
+        if text is not None and is_mixture(text):
+            prepare_mixture(text, model, folder, request.tokenizer, show)
+        else:
+            prepare(text, model, workload, folder, request.tokenizer, show)
     dist.barrier()
+    if text is not None and is_mixture(text):
+        return open_mixture(text, folder, workload, model.vocab_size)
     return open_dataset(folder, workload, model.vocab_size)
 
 

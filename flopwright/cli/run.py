@@ -67,6 +67,10 @@ def run(
     text: Text = None,
     tokenizer: Tokenizer = "bpe",
     nproc: Nproc = None,
+    export_hf: Annotated[
+        bool,
+        typer.Option("--export-hf", help="At the end, also weights as Hugging Face has them."),
+    ] = False,
     model: Annotated[
         str | None, typer.Option("--model", help="Refuse plans that are for another model.")
     ] = None,
@@ -107,6 +111,9 @@ def run(
 ) -> None:
     """Run one or more plans for real: train, measure, save, compare losses.
 
+    The plan of a whole run (`flopwright plan` writes it for a scenario with several phases)
+    goes through its phases, each under its own plan and measured apart.
+
     Several plans take turns in one launch, so that they meet the same machine. Ctrl-C ends
     the run after the present round with everything written; a second one ends it at once.
     A run that ended early, however it ended, goes on with --resume, under its own plan or
@@ -123,7 +130,9 @@ def run(
         return
     from flopwright.executor.launch.checks import LaunchOptions
     from flopwright.executor.launch.local import RunFailedError, launch
+    from flopwright.executor.launch.phases import launch_phases
 
+    phases = _is_of_phases(plans)
     options = LaunchOptions(
         steps=steps,
         nproc=nproc,
@@ -142,28 +151,41 @@ def run(
         checkpoint_every=checkpoint_every,
         keep_checkpoints=keep_checkpoints,
         deterministic=deterministic,
+        export_hf=export_hf,
     )
     out_dir = out or Path("runs") / f"{plans[0].stem}-{datetime.now():%Y%m%d-%H%M%S}"
     if store is not None and not no_store:
         _check_store(store)
     try:
         with progress_display(quiet=as_json) as show:
-            result = launch(plans, out_dir, options, show)
+            if phases:
+                results = [p.result for p in launch_phases(plans[0], out_dir, options, show)]
+            else:
+                results = [launch(plans, out_dir, options, show)]
     except RunFailedError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         typer.echo(f"ended; what was written so far is in {out_dir}", err=True)
         raise typer.Exit(130) from None
-    stored = "" if no_store else _store(result, store)
+    told = [(r, "" if no_store else _store(r, store)) for r in results]
     if as_json:
-        typer.echo(json.dumps(_as_data(result, stored)))
+        data = [_as_data(*each) for each in told]
+        typer.echo(json.dumps({"phases": data} if phases else data[0]))
     else:
-        _report(result, stored)
-    diverged = diverged_plans(result.measurements)
+        for each in told:
+            _report(*each)
+    diverged = diverged_plans(m for r in results for m in r.measurements)
     if diverged:
         typer.echo(f"the loss is not finite: {', '.join(diverged)}", err=True)
         raise typer.Exit(1)
+
+
+def _is_of_phases(plans: list[Path]) -> bool:
+    """Whether the plan is of a whole run; several plans are of one step each."""
+    from flopwright.executor.launch.phases import is_run_plan
+
+    return len(plans) == 1 and is_run_plan(plans[0])
 
 
 def _dry(plans: list[Path], rank: str, *, as_json: bool) -> None:

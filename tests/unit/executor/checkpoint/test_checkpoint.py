@@ -1,5 +1,6 @@
 """Checkpoints: what is saved comes back bit for bit, and nothing broken is loaded."""
 
+import errno
 import json
 import os
 import signal
@@ -7,16 +8,19 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from flopwright.errors import InputError
+from flopwright.executor.checkpoint import storage
 from flopwright.executor.checkpoint.boxes import TensorSlice
-from flopwright.executor.checkpoint.load import checkpoint_tokenizer, load_full
+from flopwright.executor.checkpoint.load import checkpoint_tokenizer, load_full, load_into
 from flopwright.executor.checkpoint.manifest import find_checkpoint, read_manifest
-from flopwright.executor.checkpoint.save import RunState, save
+from flopwright.executor.checkpoint.save import RunState, Saver, save
 from flopwright.executor.data.tokenizer import CharacterTokenizer, tokenizer_hash
 from flopwright.spec.load import load_model
 
@@ -289,3 +293,98 @@ def test_a_kill_leaves_the_earlier_checkpoint(tmp_path, run, at):
     save(tmp_path / "ck", {"w": torch.ones(3)}, run(8))
     assert load_full(tmp_path / "ck")[1].step == 8
     assert not list(Path(tmp_path / "ck").glob(".tmp*"))
+
+
+def test_a_full_disk_is_told_and_nothing_is_damaged(tmp_path, run, monkeypatch):
+    save(tmp_path / "ck", tensors(), run(7))
+
+    def full(data, path):
+        Path(path).write_bytes(b"half a fi")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("flopwright.executor.checkpoint.storage.save_file", full)
+    with pytest.raises(InputError) as error:
+        save(tmp_path / "ck", tensors(1), run(8))
+    assert "rank 0 could not save step 8: No space left on device" in rule_of(error)
+    assert "earlier checkpoints are as they were" in rule_of(error)
+    assert not list((tmp_path / "ck").glob(".tmp*"))
+    got, manifest = load_full(tmp_path / "ck")
+    assert manifest.step == 7
+    assert torch.equal(got["a.weight"], tensors()["a.weight"])
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path, run):
+    (tmp_path / "file").write_text("")  # root may write to every folder
+    with pytest.raises(InputError, match="could not save step 7: Not a directory"):
+        save(tmp_path / "file" / "ck", tensors(), run())
+
+
+def test_a_save_that_failed_is_told_at_the_next_look(tmp_path, run, monkeypatch):
+    def broken(data, path):
+        raise SafetensorError("out of luck")
+
+    monkeypatch.setattr("flopwright.executor.checkpoint.storage.save_file", broken)
+    saver = Saver(tmp_path / "ck")
+    saver.start(tensors(), run(), {})
+
+    def look_until_told():
+        for _ in range(1000):
+            saver.check()
+            time.sleep(0.01)
+
+    with pytest.raises(InputError, match="out of luck"):
+        look_until_told()
+    saver.wait()  # told once
+
+
+def test_what_is_saved_is_the_moment_of_the_call(tmp_path, run, monkeypatch):
+    """The training changes its weights while they are written."""
+    wait = threading.Event()
+    write = storage.save_file
+
+    def slow(data, path):
+        assert wait.wait(30)
+        write(data, path)
+
+    monkeypatch.setattr("flopwright.executor.checkpoint.storage.save_file", slow)
+    weights = {"w": torch.zeros(3), "row": TensorSlice(torch.zeros(1, 2), (1, 2), (0, 0))}
+    saver = Saver(tmp_path / "ck")
+    saver.start(weights, run(), {})
+    weights["w"].add_(1)
+    weights["row"].tensor.add_(1)
+    wait.set()
+    saver.wait()
+    got, _ = load_full(tmp_path / "ck")
+    assert not got["w"].any()
+    assert not got["row"].any()
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_boxes_of_another_cut_are_filled(tmp_path, run, world):
+    """Written by rows, read by columns."""
+    whole = torch.randn(6, 6, generator=torch.Generator().manual_seed(2))
+    rows = [
+        {"m": TensorSlice(part, (6, 6), (6 // world * i, 0))}
+        for i, part in enumerate(whole.chunk(world))
+    ]
+    save_as_ranks(tmp_path / "ck", rows, run())
+    where = find_checkpoint(tmp_path / "ck")
+    left, right = torch.empty(6, 2), torch.empty(6, 4)
+    boxes = [TensorSlice(left, (6, 6), (0, 0)), TensorSlice(right, (6, 6), (0, 2))]
+    load_into(where, read_manifest(where), {"m": boxes})
+    assert torch.equal(torch.cat([left, right], 1), whole)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"other": TensorSlice(torch.empty(5, 3), (5, 3), (0, 0))},
+        {"a.weight": TensorSlice(torch.empty(4, 3), (4, 3), (0, 0))},
+        {"a.weight": TensorSlice(torch.empty(5, 3, dtype=torch.bfloat16), (5, 3), (0, 0))},
+    ],
+    ids=["name", "shape", "format"],
+)
+def test_what_the_checkpoint_does_not_hold_is_named(tmp_path, run, wanted):
+    where = save(tmp_path / "ck", tensors(), run())
+    with pytest.raises(InputError, match="the checkpoint holds"):
+        load_into(where, read_manifest(where), {name: [box] for name, box in wanted.items()})
