@@ -61,6 +61,10 @@ NARROW = (
     Row("bf16 dp2 ep2", "", {"dp_shard": 2, "ep": 2}),
     Row("bf16 single", ""),
 )
+QUICK = {
+    "single", "single muonclip", "dp2 zero1", "dp2 zero2", "dp2 ep2 zero1", "fsdp2 zero3",
+    "pp2 zb_v", "tp2", "cp2 ring", "bf16 single", "bf16 dp2 zero1", "bf16 fsdp2 zero3",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="")
+    parser.add_argument("--quick", action="store_true")
     parsed = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
@@ -194,7 +199,7 @@ def main() -> None:
     rows += [(row, "bf16") for row in NARROW if row.world_size == world]
     records = []
     for row, dtype in rows:
-        if row.name.startswith(parsed.only):
+        if row.name.startswith(parsed.only) and (row.name in QUICK or not parsed.quick):
             case = Case(replace(row), dtype, registry, parsed.folder)
             records.append(check(case))
             if dist.get_rank() == 0:

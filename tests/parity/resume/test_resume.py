@@ -2,7 +2,8 @@
 
 On the same plan weights, moments, momentum, master copies and losses are those of the run that
 did not stop, bit by bit. From the single process's checkpoint every plan arrives where the
-single process does: in float64 to 1e-7 of each tensor's norm, in fp32 to 1e-4.
+single process does: in float64 to 1e-7 of each tensor's norm, in fp32 to 1e-4. `make test` runs
+a plan of each library and axis, CI (FLOPWRIGHT_REQUIRE_SERVICES=1) everything.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any, Final
 import pytest
 
 pytestmark = pytest.mark.slow
-WORLDS: Final = (1, 2, 4)
+EVERYTHING: Final = os.environ.get("FLOPWRIGHT_REQUIRE_SERVICES") == "1"
+WORLDS: Final = (1, 2, 4) if EVERYTHING else (1, 2)
 FAR: Final = {"fp64": 1e-7, "fp32": 1e-4}
 
 
@@ -28,6 +30,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for world in WORLDS:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={world}", program, str(folder)]
+        command += [] if EVERYTHING else ["--quick"]
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -44,7 +47,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_same_plan_goes_on_bit_for_bit(records: list[dict[str, Any]]) -> None:
-    assert len(records) > 30
+    assert len(records) > (30 if EVERYTHING else 10)
     for record in records:
         assert record["differing"] == [], record
         assert record["same_losses"], record
@@ -52,6 +55,6 @@ def test_same_plan_goes_on_bit_for_bit(records: list[dict[str, Any]]) -> None:
 
 def test_any_plan_goes_on_from_the_single_process(records: list[dict[str, Any]]) -> None:
     moved = [r for r in records if "far" in r]
-    assert len(moved) > 20
+    assert len(moved) > (20 if EVERYTHING else 5)
     for record in moved:
         assert record["far"][0] <= FAR[record["dtype"]], record
