@@ -96,6 +96,17 @@ def _form(start: ParallelPlan, key: str) -> dict[str, Any]:
             index=options.index(shown[name]),
             key=f"{name} {key}",
         )
+    fields |= _lists(columns, shown, key)
+    for i, name in enumerate(_SWITCHES):
+        fields[name] = columns[i % 4].checkbox(
+            name.replace("_", " "), shown[name], key=f"{name} {key}"
+        )
+    return fields
+
+
+def _lists(columns: Any, shown: dict[str, Any], key: str) -> dict[str, Any]:
+    """Returns the fields that may be left open: then what is usual."""
+    fields: dict[str, Any] = {}
     fields["recompute_layers"] = columns[1].number_input(
         "layers recomputed of each run",
         0,
@@ -120,10 +131,6 @@ def _form(start: ParallelPlan, key: str) -> dict[str, Any]:
         placeholder="evenly",
         help="3,4x13,3,3: one number a run of layers; 4x13 is thirteen times 4",
     )
-    for i, name in enumerate(_SWITCHES):
-        fields[name] = columns[i % 4].checkbox(
-            name.replace("_", " "), shown[name], key=f"{name} {key}"
-        )
     return fields
 
 

@@ -20,13 +20,14 @@ def get_ready() -> None:
     """Imports the pages and answers what the first page asks."""
     from flopwright.dashboards.app_pages import compare, explore, export, plan, rollouts  # noqa: F401
     from flopwright.dashboards.jobs import jobs
-    from flopwright.dashboards.warm import first_page
+    from flopwright.dashboards.warm import first_page, rest_later
 
     jobs().get_ready()
     first_page()
     # What is there now stays: later collections need not look at it.
     gc.collect()
     gc.freeze()
+    rest_later()
 
 
 def main() -> None:

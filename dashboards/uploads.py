@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from flopwright.spec.scenario import Scenario
 from flopwright.spec.validate import validate
 from flopwright.spec.yaml_lines import MAX_FILE_BYTES, Document, KeyPath, parse_yaml
 
+_DEEPEST: Final = 64
 # Fields that may name an entry of a catalog.
 _REFERENCES: Final = frozenset({"model", "cluster", "gpu", "served"})
 
@@ -24,16 +26,28 @@ def text_of(name: str, content: bytes) -> str:
     """Returns the text of an upload.
 
     Raises:
-        InputError: it is too large, or no UTF-8 text.
+        InputError: it is too large, no UTF-8 text, or nested too deeply.
     """
     if len(content) > MAX_FILE_BYTES:
         raise InputError(
             Violation(file=name, rule="the file is too large", limit=f"{MAX_FILE_BYTES} bytes")
         )
     try:
-        return content.decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(Violation(file=name, rule="the file is not UTF-8 text")) from error
+    # The YAML scanner's time grows with the square of brackets that are open at once.
+    depth = most = 0
+    for mark in re.finditer(r"[\[{\]}]", text):
+        depth += 1 if mark.group() in "[{" else -1
+        most = max(most, depth)
+    if most > _DEEPEST:
+        raise InputError(
+            Violation(
+                file=name, rule="the file is nested too deeply", limit=f"{_DEEPEST} brackets"
+            )
+        )
+    return text
 
 
 def uploaded_scenario(name: str, content: bytes) -> Scenario:
@@ -58,7 +72,7 @@ def uploaded_model(name: str, content: bytes) -> dict[str, Any]:
     text = text_of(name, content)
     try:
         config = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(Violation(file=name, rule=f"the file is not JSON: {error}")) from error
     if not isinstance(config, dict):
         raise InputError(Violation(file=name, rule="a config.json is an object"))

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from typing import Final
+
 from flopwright.dashboards import figures, tables
 from flopwright.dashboards.results import bound_by, first_look
 from flopwright.dashboards.scenario_form import FIRST
 from flopwright.dashboards.view import View
-from flopwright.spec.load import CLUSTER_CATALOG, MODEL_CATALOG, catalog_names, load_cluster
+from flopwright.errors import InputError
+from flopwright.simulator.calibration.files import default_calibration
+from flopwright.spec.load import CLUSTER_CATALOG, catalog_names, load_cluster
+
+_FIRST_PAGE_S: Final = 8.0
+_PAUSE_S: Final = 0.3
 
 
 def first_page() -> None:
@@ -22,5 +32,16 @@ def first_page() -> None:
     figures.step_time_figure({"": best}).to_json()
     figures.memory_figure(best.metrics, scenario.cluster.node.gpu.hbm_bytes).to_json()
     figures.pareto_figure(result, scenario).to_json()
-    catalog_names(MODEL_CATALOG)
-    load_cluster(catalog_names(CLUSTER_CATALOG)[0])
+
+
+def rest_later() -> None:
+    """Reads what other clusters need, a piece at a time, once the first page has been drawn."""
+    threading.Thread(target=_rest, daemon=True).start()
+
+
+def _rest() -> None:
+    time.sleep(_FIRST_PAGE_S)
+    for name in catalog_names(CLUSTER_CATALOG):
+        with contextlib.suppress(InputError):  # said where the cluster is chosen
+            default_calibration(load_cluster(name).node.gpu)
+        time.sleep(_PAUSE_S)

@@ -326,6 +326,11 @@ def test_explore_shows_every_problem_of_a_scenario(
         (b"name: x\nmodel: /etc/passwd.yaml\n", "cannot refer to files"),
         (b"name: x\ncluster: ../secret.yaml\n", "cannot refer to files"),
         (b"a: [", "not valid YAML"),
+        (b"{" * 900_000, "nested too deeply"),
+        (b"name: " + b"9" * 900_000, "name"),
+        (b"!!python/object/apply:os.system ['ls']", "tag|not valid"),
+        (b"\x00\x01", "not valid YAML"),
+        (b"", "expected a mapping"),
     ],
 )
 def test_bad_uploads_are_refused(content: bytes, words: str) -> None:
@@ -336,7 +341,9 @@ def test_bad_uploads_are_refused(content: bytes, words: str) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"[" * 100_000, "not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"model_type":"llama","num_hidden_layers":' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"model_type":"llama","num_hidden_layers":NaN}', "must be an integer"),
         (b"{", "not JSON"),
         (b"[1]", "is an object"),
         (b'{"model_type": "no_such"}', "model_type"),
