@@ -14,6 +14,7 @@ from flopwright.errors import InputError, Violation
 
 MAX_FILE_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 32
+MAX_BRACKETS: Final = 64
 KeyPath = tuple[str | int, ...]
 # YAML 1.1 reads 2:08 as 128 (base 60) and 010 as 8 (octal).
 _BASE_60: Final = re.compile(r"[-+]?[\d_]+(:[\d_]+)+(\.[\d_]*)?")
@@ -84,8 +85,26 @@ def _nearby(path: Path) -> str:
     return did_you_mean(path.name, names) if names else ""
 
 
+def _check_brackets(text: str, file: str) -> None:
+    """Refuses deep flow collections: the scanner's time grows with the square of open brackets."""
+    depth = 0
+    for mark in re.finditer(r"[\[{\]}]", text):
+        depth += 1 if mark.group() in "[{" else -1
+        if depth > MAX_BRACKETS:
+            line = text.count("\n", 0, mark.start()) + 1
+            raise InputError(
+                Violation(
+                    file=file,
+                    line=line,
+                    rule="nested too deeply",
+                    limit=f"{MAX_BRACKETS} brackets",
+                )
+            )
+
+
 def parse_yaml(text: str, file: str) -> Document:
     """Returns parsed YAML text with the lines of its keys; see `read_yaml`."""
+    _check_brackets(text, file)
     try:
         # Aliases and tags are looked for as tokens, before anything is expanded.
         for event in yaml.parse(text, Loader=yaml.SafeLoader):

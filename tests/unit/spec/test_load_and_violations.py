@@ -107,6 +107,7 @@ def test_all_violations_come_at_once_with_line_field_and_fix() -> None:
         ("- 1\n- 2\n", "expected a mapping"),
         ("", "expected a mapping"),
         ("x: " + "[" * 50 + "]" * 50, "nested too deeply"),
+        ("x: " + "[{" * 50_000, "nested too deeply"),
     ],
 )
 def test_hostile_or_broken_yaml_is_refused(text: str, rule: str) -> None:
