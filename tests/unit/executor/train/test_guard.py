@@ -1,0 +1,54 @@
+"""A run whose loss or gradient norm is no number ends, and says where."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flopwright.errors import InputError
+from flopwright.executor.train import guard
+
+
+def _row(step: int, loss: float, norm: float = 1.0) -> Any:
+    return SimpleNamespace(step=step, loss=loss, gradient_norm=norm)
+
+
+def _refuse(rows: list[Any], monkeypatch: pytest.MonkeyPatch, wrong: tuple[bool, ...]) -> None:
+    """Asks as rank 1 of as many ranks as `wrong` has, whose own losses are so."""
+    told = [json.dumps(w).encode() for w in wrong]
+    monkeypatch.setattr(guard, "gather_bytes", lambda *_: told)
+    trial = SimpleNamespace(
+        entry=SimpleNamespace(name="dp2"), groups=SimpleNamespace(world=None), device="cpu"
+    )
+    records = [SimpleNamespace(loss=torch.tensor(row.loss)) for row in rows]
+    guard.refuse_not_finite(trial, rows, records)  # type: ignore[arg-type]
+
+
+def test_numbers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "gather_bytes", lambda *_: pytest.fail("nobody is asked"))
+    trial: Any = SimpleNamespace()
+    guard.refuse_not_finite(trial, [_row(1, 3.0), _row(2, 1e30)], [])
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_the_first_bad_step_and_its_ranks_are_named(
+    loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [_row(7, 3.0), _row(8, loss), _row(9, math.nan)]
+    with pytest.raises(InputError) as caught:
+        _refuse(rows, monkeypatch, (False, True))
+    text = str(caught.value)
+    assert "loss" in text
+    assert str(loss) in text
+    assert "step 8 of plan 'dp2' (its own on rank 1)" in text
+
+
+def test_a_bad_norm_of_a_good_loss_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"gradient norm.*step 4 of plan 'dp2'") as caught:
+        _refuse([_row(4, 2.0, math.inf)], monkeypatch, (False, False))
+    assert "rank" not in str(caught.value)
