@@ -162,6 +162,11 @@ def rows_of(x: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
+def unit_columns(x: Tensor) -> Tensor:
+    """Returns x with numbers of a row next to each other: itself where they are."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def ceil_div(a: int, b: int) -> int:
     """Returns a / b rounded up."""
     return -(-a // b)

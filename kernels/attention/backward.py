@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -178,10 +177,10 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k and v."""
     q, k, v = positions(q), positions(k), positions(v)
-    grad, out = grad.contiguous(), out.contiguous()
+    grad, out, lse = grad.contiguous(), out.contiguous(), lse.contiguous()
     batch, seq, heads, width = q.shape
     grads = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    delta, rows = torch.empty_like(lse), batch * seq * heads
+    delta, rows = lse.new_empty(lse.shape), batch * seq * heads
     launch(
         _delta, (ceil_div(rows, _ROWS),), grad, out, delta, rows, seq, heads, v.shape[3],
         R=_ROWS, DV=power_of_2(v.shape[3], 16),

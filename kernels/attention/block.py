@@ -17,23 +17,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flopwright.kernels.attention import reference
+from flopwright.kernels.launch import unit_columns
 from flopwright.kernels.linear.reference import wide_dtype
 
 _ALIGNMENT: Final = 8  # head widths that the CUDA kernel takes are multiples of 8
 FLASH_DTYPES: Final = (torch.bfloat16, torch.float16)
 
 
-def _pad(x: Tensor, width: int) -> Tensor:
-    return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+def heads_first(x: Tensor, width: int) -> Tensor:
+    """Returns [B, S, H, D] as [B, H, S, width], the columns next to each other.
+
+    torch's kernels read rows without asking for their columns' stride.
+    """
+    wide = F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+    return unit_columns(wide).transpose(1, 2)
 
 
-def _prepared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def prepared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns q, k, v heads first, one key/value head for each query head, equal widths."""
     widest, repeat = max(q.shape[-1], v.shape[-1]), q.shape[2] // k.shape[2]
     width = -(-widest // _ALIGNMENT) * _ALIGNMENT if q.is_cuda else widest
     if repeat > 1:
         k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
-    return tuple(_pad(t, width).transpose(1, 2) for t in (q, k, v))  # type: ignore[return-value]
+    return heads_first(q, width), heads_first(k, width), heads_first(v, width)
 
 
 def _plain(q: Tensor) -> bool:
@@ -54,7 +60,7 @@ def attention_block(
     """
     if _plain(q):
         return reference.attention_block(q, k, v, scale, causal)
-    queries, keys, values = _prepared(q, k, v)
+    queries, keys, values = prepared(q, k, v)
     if q.is_cuda:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
             queries, keys, values, 0.0, causal, False, scale=scale
@@ -86,18 +92,18 @@ def attention_block_backward(
     """
     if _plain(q):
         return reference.attention_block_backward(grad, q, k, v, out, lse, scale, causal)
-    queries, keys, values = _prepared(q, k, v)
+    queries, keys, values = prepared(q, k, v)
     width = queries.shape[-1]
-    gradient, result = (_pad(t, width).transpose(1, 2) for t in (grad, out))
+    gradient, result = heads_first(grad, width), heads_first(out, width)
     if q.is_cuda:
         unused = torch.zeros((), dtype=torch.uint64, device=q.device)  # random state of dropout
         found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            gradient, queries, keys, values, result, lse, None, None, q.shape[1], k.shape[1],
-            0.0, causal, unused, unused, scale=scale,
+            gradient, queries, keys, values, result, lse.contiguous(), None, None, q.shape[1],
+            k.shape[1], 0.0, causal, unused, unused, scale=scale,
         )  # fmt: skip
     else:
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, queries, keys, values, result, lse, 0.0, causal, scale=scale
+            gradient, queries, keys, values, result, lse.contiguous(), 0.0, causal, scale=scale
         )
 
     def back(g: Tensor, like: Tensor) -> Tensor:

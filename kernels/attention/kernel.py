@@ -165,4 +165,5 @@ def forward(
         *sizes_of(q, k, v, window), **constants_of(t, q, v, window), num_warps=t.num_warps,
         num_stages=t.num_stages,
     )  # fmt: skip
-    return out, lse, best.amax((0, 2))
+    highest = best.amax((0, 2)) if best.numel() else best.new_full((heads,), float("-inf"))
+    return out, lse, highest

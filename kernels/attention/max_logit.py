@@ -25,7 +25,7 @@ def max_logit(q: Tensor, k: Tensor, scale: float, window: int = 0, causal: bool 
     """
     heads, dtype = q.shape[2], wide_dtype(q.dtype)
     best = torch.full((heads,), float("-inf"), dtype=dtype, device=q.device)
-    for start in range(0, q.shape[1], _BLOCK_ROWS):
+    for start in range(0, q.shape[1] if q.shape[0] else 0, _BLOCK_ROWS):
         rows = slice(start, min(start + _BLOCK_ROWS, q.shape[1]))
         first = max(0, start - window + 1) if window else 0
         keys = k[:, first : rows.stop if causal else None].to(dtype).transpose(1, 2)

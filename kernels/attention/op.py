@@ -20,25 +20,12 @@ from flopwright.kernels.attention.block import (
     FLASH_DTYPES,
     attention_block,
     attention_block_backward,
+    heads_first,
+    prepared,
 )
 from flopwright.kernels.attention.max_logit import max_logit
 from flopwright.kernels.dispatch import kernel_for, runs_triton
 from flopwright.kernels.linear.reference import wide_dtype
-
-_ALIGNMENT = 8  # head widths that the CUDA kernel takes are multiples of 8
-
-
-def _pad(x: Tensor, width: int) -> Tensor:
-    return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
-
-
-def _prepared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns q, k, v heads first, one key/value head for each query head, equal widths."""
-    widest, repeat = max(q.shape[-1], v.shape[-1]), q.shape[2] // k.shape[2]
-    width = -(-widest // _ALIGNMENT) * _ALIGNMENT if q.is_cuda else widest
-    if repeat > 1:
-        k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
-    return tuple(_pad(t, width).transpose(1, 2) for t in (q, k, v))  # type: ignore[return-value]
 
 
 def _visible(q: Tensor, window: int) -> Tensor | None:
@@ -70,13 +57,16 @@ def _flash(q: Tensor, window: int) -> bool:
 
 
 def _library(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
+    if not q.shape[0] * q.shape[1]:  # torch's kernels do not take an empty batch
+        lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q.dtype))
+        return q.new_empty(*q.shape[:3], v.shape[-1]), lse
     mask = _visible(q, window)
     if q.is_cuda and (kernel_for("attention", q) == "reference" or mask is not None):
         return reference.attention(q, k, v, scale, window)
     if _flash(q, window):
         found: tuple[Tensor, Tensor] = attention_block(q, k, v, scale, True)
         return found
-    queries, keys, values = _prepared(q, k, v)
+    queries, keys, values = prepared(q, k, v)
     if q.is_cuda:
         out, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
             queries, keys, values, None, True, 0.0, True, scale=scale
@@ -101,11 +91,11 @@ def _cpu_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    queries, keys, values = _prepared(q, k, v)
+    queries, keys, values = prepared(q, k, v)
     width, mask = queries.shape[-1], _visible(q, window)
     results = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        _pad(grad, width).transpose(1, 2), queries, keys, values,
-        _pad(out, width).transpose(1, 2), lse, 0.0, mask is None, attn_mask=mask, scale=scale,
+        heads_first(grad, width), queries, keys, values, heads_first(out, width),
+        lse.contiguous(), 0.0, mask is None, attn_mask=mask, scale=scale,
     )  # fmt: skip
 
     def back(g: Tensor, like: Tensor) -> Tensor:
@@ -123,6 +113,8 @@ def attention_backward(
     window: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k and v."""
+    if not q.shape[0] * q.shape[1]:
+        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     if runs_triton("attention", q):
         import flopwright.kernels.attention.backward as kernel
 

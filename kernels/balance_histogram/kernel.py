@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwright.kernels.launch import ceil_div, launch
+from flopwright.kernels.launch import ceil_div, launch, unit_columns
 
 _TOKENS: Final = 32
 _EXPERTS: Final = 64
@@ -35,7 +35,7 @@ def _histogram(
 
 def histogram(scores: Tensor, alpha: Tensor, low: float, high: float, bins: int) -> Tensor:
     """Returns counts [E, bins] int32; see the reference."""
-    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    scores = unit_columns(scores)
     tokens, experts = scores.shape
     counts = torch.zeros(experts, bins, dtype=torch.int32, device=scores.device)
     launch(

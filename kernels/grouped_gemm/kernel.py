@@ -16,7 +16,14 @@ import triton.language as tl
 from torch import Tensor
 
 from flopwright.kernels.device import cast, dot
-from flopwright.kernels.launch import Target, ceil_div, launch, power_of_2, target
+from flopwright.kernels.launch import (
+    Target,
+    ceil_div,
+    launch,
+    power_of_2,
+    target,
+    unit_columns,
+)
 
 _TOGETHER: Final = 8  # row tiles that share a tile of weights while it is in the L2 cache
 
@@ -132,37 +139,33 @@ def _product(x: Tensor, weight: Tensor, counts: Tensor, transposed: bool) -> Ten
     t = tiles(x.dtype, target(x.device), rows, experts)
     row_tiles = rows // t.m + min(experts, rows)
     launch(
-        _grouped_gemm, (row_tiles * ceil_div(out, t.n),), x, weight, y, counts, experts,
-        row_tiles, inner, out, x.stride(0), weight.stride(0), stride_out, stride_in,
+        _grouped_gemm, (row_tiles * ceil_div(out, t.n),), x, weight, y, counts.contiguous(),
+        experts, row_tiles, inner, out, x.stride(0), weight.stride(0), stride_out, stride_in,
         EXPERTS=power_of_2(experts, 32), BM=t.m, BN=t.n, BK=t.k, TOGETHER=_TOGETHER,
         num_warps=t.num_warps, num_stages=t.num_stages,
     )  # fmt: skip
     return y
 
 
-def _unit_columns(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def forward(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Returns y [N, out]; see `reference.grouped_gemm`."""
-    return _product(_unit_columns(x), weight, counts, False)
+    return _product(unit_columns(x), weight, counts, False)
 
 
 def input_gradient(grad: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Returns the gradient of x [N, in]."""
-    return _product(_unit_columns(grad), weight, counts, True)
+    return _product(unit_columns(grad), weight, counts, True)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     """Returns the gradient of weight [E, out, in]; experts without rows get zero."""
-    grad, x = _unit_columns(grad), _unit_columns(x)
+    grad, x = unit_columns(grad), unit_columns(x)
     experts, out, inner = counts.shape[0], grad.shape[1], x.shape[1]
     grad_weight = grad.new_empty(experts, out, inner)
     t = tiles(x.dtype, target(x.device), 128 * experts, experts)
     launch(
         _weight_gradient, (ceil_div(out, t.m) * ceil_div(inner, t.n), experts), grad, x,
-        grad_weight, counts, experts, out, inner, grad.stride(0), x.stride(0),
+        grad_weight, counts.contiguous(), experts, out, inner, grad.stride(0), x.stride(0),
         EXPERTS=power_of_2(experts, 32), BM=t.m, BN=t.n, BK=t.k,
         num_warps=t.num_warps, num_stages=t.num_stages,
     )  # fmt: skip

@@ -123,7 +123,7 @@ def tiles(dtype: torch.dtype, place: Target) -> Tiles:
 def parts_of(rows: int, vocab: int, t: Tiles) -> tuple[int, int]:
     """Returns (parts of the vocabulary, tiles a part): enough programs for any card."""
     columns = ceil_div(vocab, t.n)
-    wanted = max(1, min(columns, ceil_div(1024, ceil_div(rows, t.m))))
+    wanted = max(1, min(columns, ceil_div(1024, max(1, ceil_div(rows, t.m)))))
     tiles_a_part = ceil_div(columns, wanted)
     return ceil_div(columns, tiles_a_part), tiles_a_part
 
@@ -140,8 +140,8 @@ def statistics(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tens
     parts, per_part = parts_of(rows, vocab, t)
     best, total, chosen = (x.new_empty(parts, rows, dtype=torch.float32) for _ in range(3))
     launch(
-        _statistics, (ceil_div(rows, t.m), parts), x, weight, targets, best, total, chosen, rows,
-        vocab, hidden, x.stride(0), weight.stride(0), per_part, **t.constants,
+        _statistics, (ceil_div(rows, t.m), parts), x, weight, targets.contiguous(), best, total,
+        chosen, rows, vocab, hidden, x.stride(0), weight.stride(0), per_part, **t.constants,
     )  # fmt: skip
     level = best.amax(0)
     log_sum = ((best - level).exp() * total).sum(0).log()
@@ -156,8 +156,8 @@ def gradient_part(
     t = tiles(x.dtype, target(x.device))
     d = x.new_empty(rows, end - first)
     launch(
-        _gradient, (ceil_div(rows, t.m), ceil_div(end - first, t.n)), x, weight, targets, lse,
-        grad, d, rows, first, end, hidden, x.stride(0), weight.stride(0), d.stride(0),
-        **t.constants,
+        _gradient, (ceil_div(rows, t.m), ceil_div(end - first, t.n)), x, weight,
+        targets.contiguous(), lse.contiguous(), grad, d, rows, first, end, hidden, x.stride(0),
+        weight.stride(0), d.stride(0), **t.constants,
     )  # fmt: skip
     return d

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from flopwright.kernels.device import cast
-from flopwright.kernels.launch import ceil_div, launch, power_of_2
+from flopwright.kernels.launch import ceil_div, launch, power_of_2, unit_columns
 
 _WIDEST: Final = 4096  # columns a program moves at once
 
@@ -70,34 +69,30 @@ def _spread(
     tl.store(dw_ptr + choice, cast(tl.sum(total, 0), dw_ptr.dtype.element_ty))
 
 
-def _unit_columns(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _block(width: int) -> int:
     return min(_WIDEST, power_of_2(width))
 
 
 def permute(x: Tensor, order: Tensor, top_k: int) -> Tensor:
     """Returns the tokens' rows [N, H] in expert order."""
-    x, width = _unit_columns(x), x.shape[1]
+    x, width = unit_columns(x), x.shape[1]
     y = x.new_empty(order.shape[0], width)
     block = _block(width)
     grid = (order.shape[0], ceil_div(width, block))
-    launch(_gather, grid, x, order, y, top_k, width, x.stride(0), BLOCK=block)
+    launch(_gather, grid, x, order.contiguous(), y, top_k, width, x.stride(0), BLOCK=block)
     return y
 
 
 def sum_choices(rows: Tensor, weights: Tensor | None, place: Tensor, top_k: int) -> Tensor:
     """Returns for each token the sum [T, H] of its rows, weighted where there are weights."""
-    rows, width = _unit_columns(rows), rows.shape[1]
+    rows, width = unit_columns(rows), rows.shape[1]
     tokens = place.shape[0] // top_k
     y = rows.new_empty(tokens, width)
     block = _block(width)
     launch(
         _sum, (tokens, ceil_div(width, block)), rows,
-        None if weights is None else weights.contiguous(), place, y, width, rows.stride(0),
-        TOP_K=top_k, WEIGHTED=weights is not None, BLOCK=block,
+        None if weights is None else weights.contiguous(), place.contiguous(), y, width,
+        rows.stride(0), TOP_K=top_k, WEIGHTED=weights is not None, BLOCK=block,
     )  # fmt: skip
     return y
 
@@ -106,11 +101,11 @@ def unpermute_gradients(
     grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of rows [N, H] and weights [T, k]."""
-    grad, rows = _unit_columns(grad), _unit_columns(rows)
-    grad_rows, grad_weights = torch.empty_like(rows), torch.empty_like(weights)
+    grad, rows = unit_columns(grad), unit_columns(rows)
+    grad_rows, grad_weights = rows.new_empty(rows.shape), weights.new_empty(weights.shape)
     launch(
-        _spread, (rows.shape[0],), grad, rows, weights.contiguous(), order, grad_rows,
-        grad_weights, weights.shape[1], rows.shape[1], grad.stride(0), rows.stride(0),
+        _spread, (rows.shape[0],), grad, rows, weights.contiguous(), order.contiguous(),
+        grad_rows, grad_weights, weights.shape[1], rows.shape[1], grad.stride(0), rows.stride(0),
         BLOCK=_block(rows.shape[1]),
     )  # fmt: skip
     return grad_rows, grad_weights

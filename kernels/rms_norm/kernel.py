@@ -86,8 +86,8 @@ def forward(
     total = x if residual is None else x.new_empty(x.shape)
     rstd = x.new_empty(x.shape[:-1], dtype=torch.float32)
     launch(
-        _forward, (count,), rows, more, weight, out, total, rstd, rows.stride(0), more.stride(0),
-        width, eps, RESIDUAL=residual is not None, BLOCK=power_of_2(width),
+        _forward, (count,), rows, more, weight.contiguous(), out, total, rstd, rows.stride(0),
+        more.stride(0), width, eps, RESIDUAL=residual is not None, BLOCK=power_of_2(width),
         num_warps=_warps(width),
     )  # fmt: skip
     return out, rstd, total
@@ -104,7 +104,8 @@ def backward(
     programs = max(1, min(_PROGRAMS_BACKWARD, count))
     partial = x.new_zeros((programs, width), dtype=torch.float32)
     launch(
-        _backward, (programs if count else 0,), grads, others, rows, weight, rstd, grad_x, partial,
+        _backward, (programs if count else 0,), grads, others, rows,
+        weight.contiguous(), rstd.contiguous(), grad_x, partial,
         grads.stride(0), others.stride(0), rows.stride(0), width, count, -(-count // programs),
         MORE=more is not None, BLOCK=power_of_2(width), num_warps=_warps(width),
     )  # fmt: skip

@@ -233,6 +233,7 @@ def _write_gradients_fp8(
     tiles, together = ceil_div(width, TILE), _tiles_a_program(width)
     b1, b2, situ = _situ(bounds)
     launch(
-        _backward_fp8, (rows, ceil_div(tiles, together)), dy, *gate, *up, *to, b1, b2, width,
+        _backward_fp8, (rows, ceil_div(tiles, together)), dy,
+        *(x.contiguous() for x in (*gate, *up)), *to, b1, b2, width,
         tiles, dy.stride(0), stride, SITU=situ, T=together,
     )  # fmt: skip

@@ -1,0 +1,38 @@
+"""Run by test_in_the_interpreter.py in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flopwright.kernels.attention.op import attention, attention_with_max
+from flopwright.kernels.checks import layouts
+from flopwright.kernels.linear_cross_entropy.op import linear_cross_entropy
+
+CPU = torch.device("cpu")
+CHECKS = layouts.differentiable_checks(CPU)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=[c.name for c in CHECKS])
+def test_strides_do_not_change_a_result(check: layouts.Check) -> None:
+    found = layouts.results(check, layouts.apart)
+    torch.testing.assert_close(found, layouts.results(check, torch.clone), rtol=1e-5, atol=1e-5)
+
+
+def test_nor_that_of_ops_without_a_gradient() -> None:
+    for name, op, args in layouts.plain_calls(CPU):
+        found = layouts.call(op, args, layouts.apart)
+        expected = layouts.call(op, args, torch.clone)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_no_tokens() -> None:
+    q = torch.randn(2, 0, 4, 6, requires_grad=True)
+    assert attention(q, q, q, 0.5)[0].shape == q.shape
+    assert torch.autograd.grad(attention(q, q, q, 0.5)[0].sum(), q)[0].shape == q.shape
+    assert attention_with_max(q, q, q, 0.5)[2].tolist() == [float("-inf")] * 4
+    x, w = torch.randn(0, 6, requires_grad=True), torch.randn(9, 6, requires_grad=True)
+    loss, lse = linear_cross_entropy(x, w, torch.zeros(0, dtype=torch.int64))
+    assert loss.isnan()  # the mean of nothing, as torch's
+    assert lse.shape == (2, 0)
+    assert not torch.autograd.grad(loss, w)[0].any()
