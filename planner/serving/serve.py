@@ -122,7 +122,7 @@ def serve(model: ServedModel, asked: Asked) -> Serving:
     options = fewest_gpus(model, asked.node_type, engine, asked.context, users, asked.max_gpus)
     price = asked.usd_per_gpu_hour if asked.usd_per_gpu_hour else kind.price_usd_per_gpu_h
     best = max((_rates(h, asked, users) for h in options), key=lambda r: r.per_gpu, default=None)
-    notes = _notes(asked, engine, price)
+    notes = (f"weights: {model.weights_text()}", *_notes(asked, engine, price))
     weights = model_bytes(model) * asked.models
     alone = fewest_for_weights(model, gpu) * asked.models
     if best is None:

@@ -107,9 +107,21 @@ class ServedModel(Spec):
         """Returns the weight format of a role."""
         return WEIGHT_FORMATS[self.formats.get(role, "bf16")]
 
+    def weights_text(self) -> str:
+        """Returns which roles are in which format, e.g. "expert int4_g32, others bf16"."""
+        named = [f"{role} {name}" for role, name in sorted(self.formats.items()) if name != "bf16"]
+        return ", ".join([*named, "others bf16"]) if named else "all bf16"
+
     def in_format(self, release: FormatName, kv_dtype: CacheType | None = None) -> ServedModel:
-        """Returns the model with its matrices in another release format, other roles bf16."""
-        formats = dict.fromkeys(sorted(WEIGHT_FORMATS[release].roles), release)
+        """Returns the model with its matrices in another release format, other roles bf16.
+
+        Formats whose releases keep routed experts only take all matrices of the blocks of a
+        model that has none, as AWQ and GPTQ releases of dense models do.
+        """
+        roles: frozenset[str] = WEIGHT_FORMATS[release].roles
+        if roles == {"expert"} and all(group.moe is None for group in self.layers):
+            roles = BLOCK_FP8.roles - {"expert", "shared_expert"}
+        formats = dict.fromkeys(sorted(roles), release)
         changed = {"formats": formats, "kv_dtype": kv_dtype or self.kv_dtype}
         return self.model_validate({**self.to_data(), **changed})
 

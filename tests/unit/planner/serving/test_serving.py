@@ -87,6 +87,17 @@ def test_money_is_gpu_time() -> None:
     )
 
 
+def test_int4_of_a_dense_model_takes_its_blocks_and_of_experts_those_alone() -> None:
+    dense, int4 = (load_served("llama31_8b", release) for release in (None, "int4_g32"))
+    assert int4.weights_text() == "attention int4_g32, mlp int4_g32, others bf16"
+    # 4 bits and a 16-bit scale of 32 for 16: the embedding and the head stay.
+    outside = 2 * 2 * 128_256 * 4096
+    share = (model_bytes(int4) - outside) / (model_bytes(dense) - outside)
+    assert share == pytest.approx(4.5 / 16, rel=1e-3)
+    experts = load_served("kimi_k2", "int4_g32")
+    assert experts.weights_text() == "expert int4_g32, others bf16"
+
+
 def test_the_command_answers_in_text_and_json() -> None:
     args = ["recommend", "--serve", "kimi_k2", "--release", "block_fp8", "--price", "3"]
     shown = CliRunner().invoke(app, args)
