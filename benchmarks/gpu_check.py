@@ -312,6 +312,7 @@ def main() -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
+    sys.exit(1 if result.get("correctness", {}).get("failed") else 0)
 
 
 if __name__ == "__main__":

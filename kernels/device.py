@@ -71,7 +71,8 @@ def cast(x, dtype: tl.constexpr):
 def to_e4m3(x, dtype: tl.constexpr):
     """Returns fp32 x, within the format's range, as an E4M3 number rounded to nearest even."""
     if INTERPRETED:
-        x = on_grid(x, -6, 3)
+        codes = on_grid(x, -6, 3).to(dtype).to(tl.uint8, bitcast=True)
+        return tl.where(x == x, codes, 0x7F).to(tl.uint8).to(dtype, bitcast=True)  # NaN's code
     return x.to(dtype)
 
 
@@ -93,6 +94,26 @@ def product(a, b):
         b = b.to(tl.float32)
     precision: tl.constexpr = FP32_PRODUCTS if a.dtype == tl.float32 else "ieee"
     return tl.dot(a, b, input_precision=precision)
+
+
+@triton.jit
+def largest_of(x):
+    """Returns the largest |x| of each row, NaN where a number of it is NaN: tl.max drops it."""
+    lost = tl.max((x != x).to(tl.int32), 1) > 0
+    return tl.where(lost, float("nan"), tl.max(tl.abs(x), 1))
+
+
+@triton.jit
+def within(x, LARGEST: tl.constexpr):
+    """Returns x cut to -LARGEST .. LARGEST; NaN stays."""
+    return tl.where(x == x, tl.minimum(tl.maximum(x, -LARGEST), LARGEST), x)
+
+
+@triton.jit
+def e4m3_scale(largest, LARGEST: tl.constexpr):
+    """Returns largest / LARGEST, at least 2^-100: a tile of zeros has some scale; NaN stays."""
+    scale = tl.div_rn(largest, LARGEST)
+    return tl.where(scale == scale, tl.maximum(scale, 7.888609052210118e-31), scale)
 
 
 @triton.jit

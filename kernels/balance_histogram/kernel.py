@@ -28,7 +28,9 @@ def _histogram(
     scores = tl.load(scores_ptr + place, mask=inside, other=0.0).to(tl.float32)
     alpha = tl.load(alpha_ptr + token, mask=token < tokens, other=0.0).to(tl.float32)
     place_in = tl.floor((alpha[:, None] - scores - low) * per_unit)
-    place_in = tl.minimum(tl.maximum(place_in, 0.0), (bins - 1).to(tl.float32)).to(tl.int32)
+    last = (bins - 1).to(tl.float32)
+    place_in = tl.where(place_in == place_in, place_in, last)  # NaN: no place in an array
+    place_in = tl.minimum(tl.maximum(place_in, 0.0), last).to(tl.int32)
     to = counts_ptr + expert.to(tl.int64)[None, :] * bins + place_in
     tl.atomic_add(to, tl.full((BT, BE), 1, tl.int32), mask=inside, sem="relaxed")
 

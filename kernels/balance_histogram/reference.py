@@ -16,13 +16,14 @@ from torch import Tensor
 def histogram(scores: Tensor, alpha: Tensor, low: float, high: float, bins: int) -> Tensor:
     """Returns counts [E, bins] int32 of alpha_i - s_ij in equal bins over [low, high].
 
-    Numbers outside count in the first or the last bin.
+    Numbers outside count in the first or the last bin, NaN in the last: never chosen.
 
     Args:
         scores: [T, E]; alpha: [T].
     """
     r = alpha.unsqueeze(1).float() - scores.float()
-    place = ((r - low) * (bins / (high - low))).floor().clamp(0, bins - 1).to(torch.int64)
+    place = ((r - low) * (bins / (high - low))).floor().nan_to_num(bins - 1)
+    place = place.clamp(0, bins - 1).to(torch.int64)
     counts = torch.zeros(scores.shape[1], bins, dtype=torch.int32, device=scores.device)
     return counts.scatter_add_(1, place.t(), torch.ones_like(place.t(), dtype=torch.int32))
 

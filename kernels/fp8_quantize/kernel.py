@@ -13,12 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwright.kernels.device import cast, to_e4m3
+from flopwright.kernels.device import cast, e4m3_scale, largest_of, to_e4m3, within
 from flopwright.kernels.launch import ceil_div, e4m3_dtype, launch, power_of_2, rows_of
 
 TILE: Final = 128
 _MOST: Final = 32  # tiles a program handles
-_SMALLEST_SCALE = tl.constexpr(7.888609052210118e-31)  # 2^-100
 
 
 @triton.jit
@@ -30,9 +29,8 @@ def _quantize(
     column = tile[:, None] * 128 + tl.arange(0, 128)[None, :]
     inside = column < width
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1), LARGEST), _SMALLEST_SCALE)
-    scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
-    scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
+    scale = e4m3_scale(largest_of(x), LARGEST)
+    scaled = within(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)), LARGEST)
     codes = to_e4m3(scaled, codes_ptr.dtype.element_ty)
     tl.store(codes_ptr + row * width + column, codes, mask=inside)
     tl.store(scales_ptr + row * tiles + tile, scale, mask=tile < tiles)
@@ -58,10 +56,10 @@ def _quantize_blocks(x_ptr, codes_ptr, scales_ptr, rows, width, x_stride, LARGES
     place = row.to(tl.int64)[:, None]
     x = tl.load(x_ptr + place * x_stride + column[None, :], mask=inside, other=0.0)
     x = x.to(tl.float32)
-    largest = tl.max(tl.max(tl.abs(x), 1), 0)
-    scale = tl.maximum(tl.div_rn(largest, LARGEST), _SMALLEST_SCALE)
-    scaled = tl.div_rn(x, tl.full(x.shape, 1.0, tl.float32) * scale)
-    scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
+    of_rows = largest_of(x)
+    lost = tl.max((of_rows != of_rows).to(tl.int32), 0) > 0
+    scale = e4m3_scale(tl.where(lost, float("nan"), tl.max(of_rows, 0)), LARGEST)
+    scaled = within(tl.div_rn(x, tl.full(x.shape, 1.0, tl.float32) * scale), LARGEST)
     codes = to_e4m3(scaled, codes_ptr.dtype.element_ty)
     tl.store(codes_ptr + place * width + column[None, :], codes, mask=inside)
     tl.store(scales_ptr + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), scale)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwright.kernels.device import cast, exponent, on_grid, power_of_two
+from flopwright.kernels.device import cast, exponent, largest_of, on_grid, power_of_two
 from flopwright.kernels.launch import ceil_div, launch, power_of_2, rows_of
 from flopwright.kernels.mx_quantize.reference import BLOCK, ELEMENTS
 
@@ -26,13 +26,15 @@ def _fake_quantize(
     column = block[:, None] * 32 + tl.arange(0, 32)[None, :]
     inside = column < width
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    shared = tl.maximum(exponent(tl.max(tl.abs(x), 1)) - TOP, -127)
+    largest = largest_of(x)
+    shared = tl.maximum(exponent(largest) - TOP, -127)
     # In two factors: 2^127 and 2^-127 times a number may not be one normal fp32.
     half = shared // 2
     up, down = power_of_two(-half)[:, None], power_of_two(half - shared)[:, None]
     scaled = on_grid(x * up * down, LEAST, MANTISSA)
     scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
     y = scaled * power_of_two(half)[:, None] * power_of_two(shared - half)[:, None]
+    y = tl.where((largest == largest)[:, None], y, float("nan"))
     tl.store(y_ptr + row * width + column, cast(y, y_ptr.dtype.element_ty), mask=inside)
 
 

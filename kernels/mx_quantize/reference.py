@@ -2,8 +2,9 @@
 
 Blocks of 32 along the last dimension share a power of two (E8M0); its exponent is that of the
 largest magnitude less that of the format's largest number, rounded down, so that numbers
-above the format's range saturate. Kimi K3's routed experts train with MXFP4 weights and MXFP8
-activations.
+above the format's range saturate. A block with NaN is all NaN (of MXFP4 only the scale can say
+so); infinity stays what it is, beyond any scale. Kimi K3's routed experts train with MXFP4
+weights and MXFP8 activations.
 """
 
 from __future__ import annotations
@@ -37,16 +38,25 @@ ELEMENTS: Final = {
 
 
 def _exponent(x: Tensor) -> Tensor:
-    """Returns floor(log2 |x|) as int32; far below any exponent for zero."""
+    """Returns floor(log2 |x|) as int32; far below any exponent for zero, fp32's for infinity."""
     _, e = torch.frexp(x)
-    return torch.where(x == 0, torch.full_like(e, -1000), e - 1)
+    found = torch.where(x == 0, torch.full_like(e, -1000), e - 1)
+    return torch.where(x.isfinite(), found, torch.full_like(e, 128))
+
+
+def _blocks(x: Tensor) -> Tensor:
+    """Returns x as [..., blocks, 32], zeros behind its end."""
+    return F.pad(x, (0, -x.shape[-1] % BLOCK)).reshape(*x.shape[:-1], -1, BLOCK)
+
+
+def _spread(of_blocks: Tensor, width: int) -> Tensor:
+    """Returns what blocks have in common for each of their numbers."""
+    return of_blocks.repeat_interleave(BLOCK, -1)[..., :width]
 
 
 def scales(x: Tensor) -> Tensor:
     """Returns the block maxima's exponents [..., blocks] as int32, before the format's own."""
-    width = x.shape[-1]
-    padded = F.pad(x, (0, -width % BLOCK))
-    return _exponent(padded.reshape(*x.shape[:-1], -1, BLOCK).abs().amax(-1))
+    return _exponent(_blocks(x).abs().amax(-1))
 
 
 def fake_quantize(x: Tensor, element: str) -> Tensor:
@@ -57,10 +67,11 @@ def fake_quantize(x: Tensor, element: str) -> Tensor:
     """
     e = ELEMENTS[element]
     wide = x.to(torch.promote_types(x.dtype, torch.float32)).double()
-    shared = (scales(wide) - e.top).clamp(_LEAST_SCALE, 127)
-    shared = shared.repeat_interleave(BLOCK, -1)[..., : x.shape[-1]]
+    shared = _spread((scales(wide) - e.top).clamp(_LEAST_SCALE, 127), x.shape[-1])
     scaled = torch.ldexp(wide, -shared)
     step = _exponent(scaled).clamp_min(e.least) - e.mantissa
     rounded = torch.ldexp(torch.ldexp(scaled, -step).round(), step)
     kept = torch.ldexp(rounded.clamp(-e.largest, e.largest), shared)
-    return kept.to(x.dtype)
+    kept = torch.where(wide.isinf(), wide, kept)
+    lost = _spread(_blocks(wide.isnan()).any(-1), x.shape[-1])
+    return kept.masked_fill(lost, float("nan")).to(x.dtype)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopwright.kernels.device import cast, sigmoid, tanh, to_e4m3
+from flopwright.kernels.device import cast, e4m3_scale, largest_of, sigmoid, tanh, to_e4m3, within
 from flopwright.kernels.launch import ceil_div, e4m3_dtype, launch, power_of_2, rows_of
 
 TILE: Final = 128
@@ -78,9 +78,8 @@ def _backward(
 @triton.jit
 def _keep(x, codes_ptr, scales_ptr, place, tile, inside, LARGEST: tl.constexpr):
     """Writes [T, 128] numbers as codes, and a scale a tile."""
-    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1), LARGEST), 7.888609052210118e-31)  # 2^-100
-    scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
-    scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
+    scale = e4m3_scale(largest_of(x), LARGEST)
+    scaled = within(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)), LARGEST)
     tl.store(codes_ptr + place, to_e4m3(scaled, codes_ptr.dtype.element_ty), mask=inside)
     tl.store(scales_ptr + tile, scale, mask=tl.max(inside.to(tl.int32), 1) > 0)
 
@@ -228,6 +227,7 @@ def backward_fp8_packed(grad: Tensor, gate: Kept, up: Kept, bounds: Bounds = Non
 def _write_gradients_fp8(
     grad: Tensor, gate: Kept, up: Kept, to: tuple[Tensor, Tensor], bounds: Bounds, stride: int
 ) -> None:
+    e4m3_dtype(grad.device)
     dy = rows_of(grad)
     rows, width = dy.shape
     tiles, together = ceil_div(width, TILE), _tiles_a_program(width)
