@@ -10,6 +10,7 @@ overrides all: "library", "triton" or "reference" for all ops, or
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ class Choice:
     reason: str
 
 
+OPS: Final = (
+    "add_rms_norm", "attention", "attention_with_max", "balance_histogram", "fp8_quantize",
+    "gated_fp8", "grouped_gemm", "kda", "linear_cross_entropy", "lk_loss", "moe_permute",
+    "mx_quantize", "newton_schulz", "rms_norm", "rope", "situ_glu", "swiglu",
+)  # fmt: skip
 _NOT_MEASURED: Final = "not measured on a GPU: "
 # Products of matrices are the vendors' best-kept kernels; the others write or read less than
 # what torch composes.
@@ -53,20 +59,46 @@ _OWN: Final = Choice("triton", _NOT_MEASURED + "one pass where torch makes sever
 
 @cache
 def measured() -> dict[str, dict[str, Choice]]:
-    """Returns the measured choices by op, then card."""
-    read: dict[str, dict[str, dict[str, str]]] = {}
+    """Returns the measured choices by op, then card.
+
+    Raises:
+        InputError: the record is not there, or what it or `choices.json` says cannot be.
+    """
+    read: dict[str, dict[str, Choice]] = {}
     if CHOICES.is_file():
-        read = json.loads(CHOICES.read_text(encoding="utf-8"))
-    for op, choice in _recorded(os.environ.get(RECORD, "")):
-        read.setdefault(op, {}).update(choice)
-    return {
-        op: {card: Choice(found["kernel"], found["reason"]) for card, found in cards.items()}  # type: ignore[arg-type]
-        for op, cards in read.items()
-    }
+        for op, cards in json.loads(CHOICES.read_text(encoding="utf-8")).items():
+            read[op] = {card: _choice(CHOICES.name, op, found) for card, found in cards.items()}
+    record = os.environ.get(RECORD, "")
+    for op, card, found in _recorded(record):
+        read.setdefault(op, {})[card] = _choice(f"{RECORD}: {record}", op, found)
+    return read
 
 
-def _recorded(path: str) -> list[tuple[str, dict[str, dict[str, str]]]]:
-    """Returns (op, choice by card) of a benchmark's result; nothing for no path.
+def _choice(where: str, op: str, found: object) -> Choice:
+    """Returns what a file says of an op, checked."""
+    _known(where, op)
+    said = found if isinstance(found, dict) else {}
+    kernel, reason = said.get("kernel"), said.get("reason")
+    if kernel not in get_args(Kernel):
+        raise InputError(f"{where}: {op}: kernel {kernel!r} is none of {_listed()}")
+    if not isinstance(reason, str):
+        raise InputError(f"{where}: {op}: no reason for {kernel}: what was measured, and when")
+    return Choice(kernel, reason)
+
+
+def _known(where: str, op: str) -> None:
+    if op not in OPS:
+        near = difflib.get_close_matches(op, OPS, 1)
+        hint = f", did you mean {near[0]}?" if near else "."
+        raise InputError(f"{where}: no op {op!r}{hint} Ops are {', '.join(OPS)}")
+
+
+def _listed() -> str:
+    return ", ".join(get_args(Kernel))
+
+
+def _recorded(path: str) -> list[tuple[str, str, object]]:
+    """Returns (op, card, choice) of a benchmark's result; nothing for no path.
 
     Raises:
         InputError: the file is not there, or no such result.
@@ -76,7 +108,8 @@ def _recorded(path: str) -> list[tuple[str, dict[str, dict[str, str]]]]:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         found = found.get("speed", found)
-        return [(op, {found["card"]: choice}) for op, choice in found["choices"].items()]
+        card = str(found["card"])
+        return [(op, card, choice) for op, choice in found["choices"].items()]
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise InputError(f"{RECORD}: {path} is no result of benchmarks/kernels.py") from error
 
@@ -88,7 +121,9 @@ def overrides(text: str) -> dict[str, Kernel]:
     for part in filter(None, (p.strip() for p in text.split(","))):
         op, _, kernel = part.rpartition("=")
         if kernel not in get_args(Kernel):
-            raise InputError(f"{VARIABLE}: {kernel!r} is none of {', '.join(get_args(Kernel))}")
+            raise InputError(f"{VARIABLE}: {kernel!r} is none of {_listed()}")
+        if op and op != "*":
+            _known(VARIABLE, op)
         found[op or "*"] = kernel  # type: ignore[assignment]
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,49 @@ def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, "attention=fast")
     with pytest.raises(InputError, match="fast"):
         dispatch.choose("attention", "any")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("atention=library", "did you mean attention"),
+        ("attention=library,norm=triton", "Ops are add_rms_norm, attention"),
+        ("=triton,attention=", "'' is none of reference, triton, library"),
+    ],
+)
+def test_a_name_that_no_op_has_is_refused(
+    text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, text)
+    with pytest.raises(InputError, match=message):
+        dispatch.choose("attention", "any")
+
+
+def test_every_op_that_asks_is_known() -> None:
+    folder = Path(dispatch.__file__).parent
+    asks = re.compile(r"(?:kernel_for|runs_triton|runs_e4m3)\(\s*\"(\w+)\"")
+    asked = {op for file in folder.rglob("*.py") for op in asks.findall(file.read_text("utf-8"))}
+    assert asked == set(dispatch.OPS)
+
+
+@pytest.mark.parametrize(
+    ("op", "choice", "message"),
+    [
+        ("attention", {"kernel": "foo", "reason": "fast"}, "kernel 'foo' is none of reference"),
+        ("attention", {"kernel": "triton"}, "attention: no reason for triton"),
+        ("attention", "triton", "kernel None is none of"),
+        ("rmsnorm", {"kernel": "triton", "reason": "fast"}, "did you mean rms_norm"),
+    ],
+)
+def test_a_record_that_says_what_cannot_be_is_refused(
+    op: str, choice: Any, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps({"card": "A", "choices": {op: choice}}), encoding="utf-8")
+    monkeypatch.setenv(dispatch.RECORD, str(record))
+    with pytest.raises(InputError, match=message) as raised:
+        dispatch.choose("attention", "A")
+    assert str(record) in str(raised.value)
 
 
 # Stand-ins with the libraries' interfaces (liger-kernel 0.8, flash-linear-attention 0.4): how
