@@ -48,14 +48,15 @@ class Serving(Spec):
     Attributes:
         model: of the catalog, in the release format `weights`; or
         served: a model by its layers.
-        software: the engine's habits; None: those of a current vLLM.
+        software: the engine's habits, by name (simulator/hardware/engines) or in place; None:
+            those of a current vLLM.
     """
 
     model: ModelSpec | None = None
     served: ServedModel | None = None
     weights: FormatName = "bf16"
     kv_dtype: CacheType = "bf16"
-    software: EngineSoftware | None = None
+    software: str | EngineSoftware | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:

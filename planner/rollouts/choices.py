@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from flopwright.spec.loop import LayoutKind, LoopScenario, Place
 
@@ -93,8 +93,13 @@ class Axes:
 
     @property
     def layouts(self) -> tuple[LayoutKind, ...]:
-        """Returns the layouts to try."""
-        return self.loop.search.layout or ("colocated",)
+        """Returns the layouts to try: those asked for, else all that what is known can price.
+
+        Phases on GPUs of their own need what an update takes on fewer GPUs: `train`.
+        """
+        if self.loop.search.layout:
+            return self.loop.search.layout
+        return ("colocated",) if self.loop.train is None else get_args(LayoutKind)
 
     def policy(self, choice: Choice) -> dict[str, tuple[Any, ...]]:
         """Returns every axis but the structure, with its values for a choice's structure.

@@ -159,7 +159,9 @@ def served(loop: LoopScenario, serve: Serving, shape: EngineShape) -> Served:
     """
     assert loop.cluster is not None
     model = serve.as_served()
-    software = serve.software or engine_software(_SOFTWARE)
+    software = serve.software or _SOFTWARE
+    if isinstance(software, str):
+        software = engine_software(software)
     on = Priced(model=model, cluster=loop.cluster, shape=shape, software=software)
     return Served(
         loop=loop,

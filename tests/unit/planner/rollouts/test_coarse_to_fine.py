@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from flopwright.errors import InputError
 from flopwright.planner.rollouts.bounds import work_of
 from flopwright.planner.rollouts.choices import Axes, choices, own_shape
 from flopwright.planner.rollouts.descent import most_of
+from flopwright.planner.rollouts.engines import served
 from flopwright.planner.rollouts.known import Known
 from flopwright.planner.rollouts.search import search_loop
 from flopwright.planner.rollouts.simulated import Simulations
 from flopwright.planner.rollouts.text import search_lines
 from flopwright.spec.loop import LoopScenario, loop_scenario_from_text
+from flopwright.spec.loop_parts import Training
+from flopwright.spec.rollouts.engine_served import EngineShape
 
 SPACE = {
     "layout": ["colocated", "disaggregated", "one_step_off", "async"],
@@ -121,3 +125,29 @@ rollout:
     for one in structures:
         assert known.rough(one).violations  # states in hbm, the first place
         assert most_of(known, axes, one) > 0
+
+
+def test_layouts_left_out_are_all_where_an_update_can_be_priced_on_fewer_gpus():
+    bare = loop_scenario_from_text(
+        "name: bare\ncluster: 64_h100\ngpus: 16\nserve: {model: llama31_8b, software: sglang}\n"
+        "rollout: {name: r, prompts: 64, lengths: {kind: exponential, mean: 500}}\n"
+    )
+    assert Axes(bare, ()).layouts == ("colocated",)
+    trained = bare.model_copy(update={"train": Training(gpu_s_per_token=0.001)})
+    assert set(Axes(trained, ()).layouts) == {
+        "colocated",
+        "disaggregated",
+        "one_step_off",
+        "async",
+    }
+    assert bare.serve is not None
+    assert served(bare, bare.serve, EngineShape(tp=8)).model_bytes > 0
+
+
+def test_an_engine_that_is_not_there_is_refused_by_name():
+    loop = loop_scenario_from_text(
+        "name: bare\ncluster: 64_h100\ngpus: 16\nserve: {model: llama31_8b, software: vlm}\n"
+        "rollout: {name: r, prompts: 64, lengths: {kind: exponential, mean: 500}}\n"
+    )
+    with pytest.raises(InputError, match=r"no such engine.*vllm"):
+        served(loop, loop.serve, EngineShape(tp=8))
