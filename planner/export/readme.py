@@ -177,8 +177,8 @@ def _not_expressed(plan: PlanFile, prediction: Prediction) -> str:
             f"{gpus}: torchrun starts equally many on each, the prediction fills nodes"
         )
     rows.append(
-        "torchrun.sh, sbatch.sh: saving on the way and resuming: flopwright "
-        f"{flopwright.__version__} saves only at the end of a run and cannot resume, so a run "
+        "torchrun.sh, sbatch.sh: saving on the way and resuming: `flopwright run` does both "
+        "(--checkpoint-every, --resume), these scripts save only at the end, so a run of theirs "
         "that is interrupted, or longer than the job's --time, is lost"
     )
     rows.append(

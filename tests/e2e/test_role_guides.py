@@ -14,7 +14,7 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 FILES = {
     "planner.md": {"plan.yaml"},
     "engineer.md": {"plan.yaml", "step.json.gz", "bundle", "run"},
-    "team.md": {"plan.yaml", "run", "calibration.yaml", "compare.html"},
+    "team.md": {"plan.yaml", "run", "compare.html"},
 }
 
 

@@ -65,7 +65,7 @@ def test_readme_tells_expectations_and_the_stop_rule(
         "Stop rule",
         "median step time above 24 s",
         "## Not expressed",
-        "saves only at the end of a run and cannot resume",
+        "these scripts save only at the end",
         "deepspeed.json: pp 16 with schedule 1f1b",
         "tokens are routed evenly",
         "h800-prior",
