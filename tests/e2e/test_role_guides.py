@@ -13,8 +13,8 @@ from flopwright.cli import main
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 FILES = {
     "planner.md": {"plan.yaml"},
-    "engineer.md": {"plan.yaml", "step.json.gz", "bundle", "run"},
-    "team.md": {"plan.yaml", "run", "compare.html"},
+    "engineer.md": {"plan.yaml", "step.json.gz", "bundle-mini", "run-engineer"},
+    "team.md": {"plan.yaml", "run-team", "compare.html"},
 }
 
 
