@@ -28,6 +28,7 @@ class LogKind(StrEnum):
     SGLANG = "sglang"
 
 
+_LONGEST_NAME = 200
 _OF_STEPS = frozenset({LogKind.MEGATRON, LogKind.TORCHTITAN, LogKind.DEEPSPEED})
 
 
@@ -96,6 +97,15 @@ def _read(
     """Returns the measurement, or the other record, that the logs hold."""
     from flopwright.errors import InputError, Violation
 
+    if name is not None and not _is_name(name):
+        raise InputError(
+            Violation(
+                field="--name",
+                value=ascii(name[:40]),
+                rule=f"must be printable text of 1 to {_LONGEST_NAME} characters",
+                nearest_fix="leave it out: the plan's or the file's name is taken",
+            )
+        )
     if kind is not LogKind.KINETO and len(logs) > 1:
         raise InputError(
             Violation(field="LOGS", value=str(len(logs)), rule=f"{kind} takes one log at a time")
@@ -106,6 +116,11 @@ def _read(
             of = of.model_copy(update={"name": name})
         return _measured(logs, kind, of, stack, discard), None
     return None, _record(logs[0], kind, name or logs[0].stem, gpus)
+
+
+def _is_name(name: str) -> bool:
+    """Returns whether a text can name a run in tables and files (lone surrogates cannot)."""
+    return bool(name.strip()) and name.isprintable() and len(name) <= _LONGEST_NAME
 
 
 def _plan(path: Path | None, kind: LogKind) -> PlanFile:

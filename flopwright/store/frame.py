@@ -165,6 +165,8 @@ def prediction_row(prediction: Prediction, source: str = "predicted") -> Row:
 def step_values(metrics: StepMetrics) -> Row:
     """Returns a step's numbers by column."""
     stage = max(metrics.memory_bytes, key=lambda s: sum(s.values()), default={})
+    # a log that tells no classes has none, which is not that they are 0
+    untimed = None if not metrics.time_s else 0.0
     return {
         **{f"memory_{c}_bytes": stage.get(c, 0) for c in MEMORY_CLASSES},
         "tensor_memory_bytes": metrics.tensor_memory_bytes(),
@@ -174,7 +176,7 @@ def step_values(metrics: StepMetrics) -> Row:
         "model_flops_per_s_per_gpu": metrics.model_flops_per_s_per_gpu,
         "mfu": metrics.mfu,
         "hfu": metrics.hfu,
-        **{f"time_{c}_s": metrics.time_s.get(c, 0.0) for c in TIME_CLASSES},
+        **{f"time_{c}_s": metrics.time_s.get(c, untimed) for c in TIME_CLASSES},
     }
 
 
@@ -220,7 +222,7 @@ def _record_rows(record: Record) -> Iterable[Row]:
                 "index": sample.round,
                 "world_size": record.gpus or 0,
                 "round_time_s": sample.round_time_s,
-                **{f"time_{p}_s": sample.time_s.get(p, 0.0) for p in ROUND_PHASES},
+                **{f"time_{p}_s": sample.time_s.get(p) for p in ROUND_PHASES},
                 "generated_tokens": sample.generated_tokens,
                 "tokens_per_s": sample.tokens_per_s,
             }

@@ -35,9 +35,28 @@ def plan_of(measurement: Measurement) -> PlanFile:
 
 
 def predict_measurement(calibration: Calibration, measurement: Measurement) -> Prediction:
-    """Returns the prediction of the measured plan on its own scenario."""
-    plan = plan_of(measurement)
-    prediction, _ = predict(plan.scenario, plan.parallel, calibration, name=measurement.plan_name)
+    """Returns the prediction of the measured plan on its own scenario.
+
+    Raises:
+        InputError: the stored plan cannot be read, or lacks what a prediction needs; says which
+            run that is and how to leave it out.
+    """
+    plan, name = plan_of(measurement), measurement.plan_name
+    try:
+        prediction, _ = predict(plan.scenario, plan.parallel, calibration, name=name)
+    except InputError as error:
+        raise InputError(
+            [
+                Violation(
+                    field=f"measurements.{measurement.id}.{v.field}",
+                    value=v.value,
+                    rule=f"the measured plan cannot be predicted: {v.rule}",
+                    limit=v.limit,
+                    nearest_fix=f"leave it out with --exclude {name}, or run its plan again",
+                )
+                for v in error.violations
+            ]
+        ) from error
     return prediction
 
 

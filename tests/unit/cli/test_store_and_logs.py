@@ -68,6 +68,10 @@ def test_a_megatron_log_is_compared_with_its_plan(tmp_path: Path) -> None:
     after = report["runs"][0]["after"]
     assert after["metrics"][0]["measured"] == pytest.approx(0.3)
     assert after["time_classes"] == []
+    # a log tells no classes of time, which is not that they took none
+    frame = open_store(store).frame()
+    assert frame["time_forward_s"].isna().all()
+    assert frame["time_idle_s"].isna().all()
     assert "dp2" in run("store", "show", "--store", store)
 
 
@@ -79,6 +83,17 @@ def test_a_log_of_another_batch_is_refused(tmp_path: Path) -> None:
         run(*arguments, "--store", str(tmp_path / "s.sqlite"))
     with pytest.raises(InputError, match="does not say what ran"):
         run("import-log", str(log), "--as", "megatron", "--store", str(tmp_path / "s.sqlite"))
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "bad\udc80name", "x" * 201])
+def test_a_name_that_no_table_can_show_is_refused(name: str, tmp_path: Path) -> None:
+    log, store = tmp_path / "train.log", tmp_path / "s.sqlite"
+    megatron_log(log, [300.0] * 4)
+    plan = str(plan_file(tmp_path))
+    with pytest.raises(InputError, match=r"--name.*printable text"):
+        run("import-log", str(log), "--as", "megatron", "--plan", plan, "--name", name,
+            "--store", str(store))  # fmt: skip
+    assert not store.exists()
 
 
 def test_rounds_and_engine_lines_go_into_the_store(tmp_path: Path) -> None:

@@ -84,3 +84,16 @@ def test_uneven_rows_do_not_become_a_memory_factor() -> None:
     assert learnt.memory_factors["activations"] == pytest.approx(1.0, abs=1e-3)
     blind = measured((1.0, 1.3)).model_copy(update={"expert_rows": ()})
     assert fit_runs(PRIOR, [blind], predict_measurement).memory_factors["activations"] > 1.01
+
+
+def test_a_run_that_cannot_be_predicted_is_named_with_the_way_round() -> None:
+    plan = EXPERTS.model_copy(update={"optimizer_offload": True})
+    node = SCENARIO.cluster.node.model_copy(update={"host_link": None})
+    cluster = SCENARIO.cluster.model_copy(update={"node": node})
+    file = make_plan_file(SCENARIO.model_copy(update={"cluster": cluster}), plan, "p")
+    run = measured((1.0, 1.0)).model_copy(update={"plan": file.to_data()})
+    with pytest.raises(InputError) as caught:
+        predict_measurement(PRIOR, run)
+    text = str(caught.value)
+    assert "measurements.m." in text
+    assert "--exclude p" in text
