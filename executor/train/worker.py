@@ -41,7 +41,7 @@ from flopwright.executor.launch.request import (
     read_request,
     write_json,
 )
-from flopwright.executor.launch.resume import undo_after
+from flopwright.executor.launch.resume import resumed_request, undo_after
 from flopwright.executor.parallel.groups import Group, GroupRegistry, gather_bytes
 from flopwright.executor.train.evaluate import held_out_loss
 from flopwright.executor.train.failure import report_failure
@@ -248,6 +248,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--text", type=Path)
     parser.add_argument("--tokenizer", choices=("bpe", "characters"), default="bpe")
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--checkpoint-every", type=int)
+    parser.add_argument("--keep-checkpoints", type=int, default=2)
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--allow-mismatch", action="store_true")
     parser.add_argument("--log-to", action="append", default=[], choices=get_args(SinkName))
     parser.add_argument("--kineto-trace", action="store_true")
@@ -273,13 +276,18 @@ def _request(parsed: argparse.Namespace, out_dir: Path) -> RunRequest:
         allow_mismatch=parsed.allow_mismatch,
         log_to=tuple(parsed.log_to),
         kineto_trace=parsed.kineto_trace,
+        checkpoint_every=parsed.checkpoint_every,
+        keep_checkpoints=parsed.keep_checkpoints,
+        resume=parsed.resume,
         collective_timeout_s=parsed.collective_timeout,
     )
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
     here = find_machine()
     everywhere = Machine(cores=here.cores * nodes, gpus=here.gpus * nodes)
+    # where there is a request, one rank or another of this start may have written it just now
+    goes_on = parsed.resume and (out_dir / REQUEST_FILE).is_file()
     # the first rank alone: where another one looks, this run may have begun to write
-    found = run_folder_rules(out_dir) if first else []
+    found = run_folder_rules(out_dir) if first and not goes_on else []
     try:
         request = check_request(parsed.plan, None, options, everywhere)
     except InputError as error:
@@ -287,6 +295,8 @@ def _request(parsed: argparse.Namespace, out_dir: Path) -> RunRequest:
     if found:
         raise InputError(found)
     out_dir.mkdir(parents=True, exist_ok=True)
+    if goes_on:
+        request = resumed_request(out_dir, request)
     if first:
         _clear_failed_start(out_dir)
         write_json(out_dir / REQUEST_FILE, request.to_data())

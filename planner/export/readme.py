@@ -177,9 +177,11 @@ def _not_expressed(plan: PlanFile, prediction: Prediction) -> str:
             f"{gpus}: torchrun starts equally many on each, the prediction fills nodes"
         )
     rows.append(
-        "torchrun.sh, sbatch.sh: saving on the way and resuming: `flopwright run` does both "
-        "(--checkpoint-every, --resume), these scripts save only at the end, so a run of theirs "
-        "that is interrupted, or longer than the job's --time, is lost"
+        "torchrun.sh, sbatch.sh: how often to save: without more arguments a run saves only at "
+        "its end, and one that is interrupted, or longer than the job's --time, is lost. "
+        "--checkpoint-every STEPS --resume behind either script's name saves on the way, and goes "
+        f"on from the last checkpoint when it is started again ({RUN_FOLDER} must be on a file "
+        "system that all nodes share)"
     )
     rows.append(
         f"sbatch.sh: the longest job the site allows: --time is {time_limit_h(plan, prediction)} "

@@ -68,7 +68,8 @@ def torchrun_script(plan: PlanFile) -> str:
         "#!/usr/bin/env bash\n"
         + header(plan, "torchrun")
         + several
-        + "# More arguments go to the training program, such as --steps 100 --text FOLDER.\n"
+        + "# More arguments go to the training program, such as --text FOLDER,\n"
+        + "# or --checkpoint-every 100 --resume.\n"
         + "set -euo pipefail\n"
         + refusal
         + 'cd "$(dirname "$0")"\n'

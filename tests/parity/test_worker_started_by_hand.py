@@ -54,12 +54,12 @@ def write_plan(folder: Path, **axes: Any) -> None:
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 1000)
 
 
-def start(folder: Path, *, steps: int = 4) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, *more: str, steps: int = 4) -> subprocess.CompletedProcess[str]:
     arguments = [
         "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts=0",
         "--log-dir=run/logs", "--tee=3", "--local-ranks-filter=0",
         "-m", "flopwright.executor.train.worker", "--plan", "plan.yaml", "--out", "run",
-        "--text", "text.txt", "--tokenizer", "characters", "--steps", str(steps),
+        "--text", "text.txt", "--tokenizer", "characters", "--steps", str(steps), *more,
     ]  # fmt: skip
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *arguments],
@@ -95,6 +95,26 @@ def test_progress_is_shown_and_a_second_run_is_refused(tmp_path: Path) -> None:
     assert "--out (run): the folder already holds a run (steps.jsonl)" in again.stderr
     assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 24
     assert not (tmp_path / "run" / "errors").exists()
+
+
+def test_a_run_is_saved_on_the_way_and_gone_on_with(tmp_path: Path) -> None:
+    write_plan(tmp_path, dp_shard=2, data_parallel="none")
+    saving = ("--checkpoint-every", "4", "--resume")
+    first = start(tmp_path, *saving, steps=8)  # there is nothing to resume: it begins
+    assert first.returncode == 0, first.stderr
+    losses = [json.loads(x)["loss"] for x in (tmp_path / "run" / "steps.jsonl").open()]
+    assert len(losses) == 8
+    assert (tmp_path / "run" / "checkpoint-mine" / "step-00000004").is_dir()
+
+    more = start(tmp_path, *saving, steps=12)
+    assert more.returncode == 0, more.stderr
+    both = [json.loads(x)["loss"] for x in (tmp_path / "run" / "steps.jsonl").open()]
+    assert both[:8] == losses
+    assert len(both) == 12
+
+    other = start(tmp_path, *saving, "--seed", "9", steps=16)
+    assert other.returncode != 0
+    assert "seed (9): the run in this folder was started with" in other.stderr
 
 
 def test_a_refused_plan_is_told_with_every_violation(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_readme_tells_expectations_and_the_stop_rule(
         "Stop rule",
         "median step time above 24 s",
         "## Not expressed",
-        "these scripts save only at the end",
+        "--checkpoint-every STEPS --resume",
         "deepspeed.json: pp 16 with schedule 1f1b",
         "tokens are routed evenly",
         "h800-prior",
