@@ -150,7 +150,7 @@ def _lk(hidden: int, vocab: int) -> Callable[[], None]:
     def run() -> None:
         from flopwright.kernels.lk_loss import kernel
 
-        side = _meta(TOKENS, hidden), _meta(vocab, hidden), _meta(TOKENS, dtype=FP32)
+        side = _meta(TOKENS, hidden), _meta(vocab, hidden), _meta(2, TOKENS, dtype=FP32)
         shared, below = kernel.overlap(side, side)
         kernel.gradient_part(side, side, shared, below, _meta(dtype=FP32), 0, vocab // 16)
 

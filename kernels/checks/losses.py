@@ -60,17 +60,28 @@ def cross_entropy_check(
     )
 
 
+def _lk_plain(x: Tensor, weight: Tensor, y: Tensor, goal_weight: Tensor) -> Tensor:
+    """The formula as it stands, without logarithms of the probabilities."""
+    q, p = (x @ weight.mT).softmax(-1), (y @ goal_weight.mT).detach().softmax(-1)
+    return -torch.minimum(p, q).sum(-1).log().mean()
+
+
 def lk_check(
-    tokens: int, hidden: int, vocab: int, dtype: torch.dtype, device: torch.device, seed: int = 0
-) -> Check:
-    """Returns the loss of a draft that is near its goal."""
-    y, u = draw(seed, device, dtype, tokens, hidden), draw(seed + 1, device, dtype, vocab, hidden)
-    x = (y + 0.5 * draw(seed + 2, device, dtype, tokens, hidden)).to(dtype).double()
+    tokens: int, hidden: int, vocab: int, dtype: torch.dtype, device: torch.device,
+    seed: int = 0, size: float = 1.0,
+) -> Check:  # fmt: skip
+    """Returns the loss of a draft that is near its goal; logits grow with `size`."""
+    y, u = (
+        draw(seed, device, dtype, tokens, hidden) * size,
+        draw(seed + 1, device, dtype, vocab, hidden),
+    )
+    x = (y + 0.5 * size * draw(seed + 2, device, dtype, tokens, hidden)).to(dtype).double()
     w = (u + 0.2 * draw(seed + 3, device, dtype, vocab, hidden)).to(dtype).double()
     return Check(
-        name=f"lk_loss {tokens} x {hidden} x {vocab}",
+        name=f"lk_loss {tokens} x {hidden} x {vocab} size {size:g}",
         op=lambda *a: linear_lk_loss(*a)[0],
         exact=lambda *a: lk.linear_lk_loss(*(t.to(_wide(t)) for t in a)),
+        rival=None if size > 1 else lambda *a: _lk_plain(*(t.to(_wide(t)) for t in a)),
         tensors=(x, w, y, u),
         constant=frozenset({2, 3}),
         magnitude=_lk_sums,

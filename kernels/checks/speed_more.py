@@ -70,7 +70,7 @@ def moved_cases(m: Maker) -> Iterator[Case]:
     both = m.leaf(1, tokens, heads, 256)
     yield Case(
         "mla_key_value", f"{tokens} x {heads} x (128, 64, 128)",
-        _two("mla_key_value", lambda kv, k: mla_key_value(kv, k, angle, angle, 128)[0]),
+        _two("rope", lambda kv, k: mla_key_value(kv, k, angle, angle, 128)[0]),
         (both, m.leaf(1, tokens, 64)),
         rows_of(lambda c: rope_cost(c, "kv", elements=both.numel(), dtype=m.name)),
     )  # fmt: skip

@@ -13,12 +13,9 @@ from torch import Tensor
 
 from flopwright.kernels import libraries
 from flopwright.kernels.dispatch import kernel_for
+from flopwright.kernels.launch import unit_columns
 from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.linear_cross_entropy import reference
-
-
-def _unit_columns(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def statistics(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,7 +23,7 @@ def statistics(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tens
     if kernel_for("linear_cross_entropy", x) != "reference":
         import flopwright.kernels.linear_cross_entropy.kernel as kernel
 
-        return kernel.statistics(_unit_columns(x), _unit_columns(weight), targets)
+        return kernel.statistics(unit_columns(x), unit_columns(weight), targets)
     return reference.statistics(x, weight, targets)
 
 
@@ -38,7 +35,7 @@ def gradients(
     if kernel_for("linear_cross_entropy", x) != "reference":
         import flopwright.kernels.linear_cross_entropy.kernel as kernel
 
-        part, x, weight = kernel.gradient_part, _unit_columns(x), _unit_columns(weight)
+        part, x, weight = kernel.gradient_part, unit_columns(x), unit_columns(weight)
     grad_x = x.new_zeros(x.shape, dtype=wide_dtype(x.dtype))
     grad_weight = weight.new_empty(weight.shape)
     for first, end in reference.parts(weight.shape[0]):
@@ -58,14 +55,29 @@ def _not_made(x: Tensor) -> Tensor:
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (mean nats a token, log-sum-exp in two parts [2, N]); see the reference.
 
+    Every token counts: there is no ignore_index. Of no tokens the mean is NaN, as torch's.
+
     Args:
         x: [N, hidden]; weight: [vocabulary, hidden]; targets: [N] int64.
+
+    Raises:
+        IndexError: a target is none of the vocabulary's, on a CPU as torch does; on a GPU,
+            which nobody waits for, the mean is NaN then (a library's kernel does as it does).
     """
+    vocab = weight.shape[0]
+    if targets.device.type == "cpu" and targets.numel():
+        least, most = targets.min(), targets.max()
+        if least < 0 or most >= vocab:
+            wrong = int(least if least < 0 else most)
+            raise IndexError(f"target {wrong} is out of bounds: 0 to {vocab - 1}, none ignored")
     if kernel_for("linear_cross_entropy", x) == "library":
         mean = libraries.linear_cross_entropy(x.detach(), weight.detach(), targets)
         return mean.to(wide_dtype(x.dtype)), _not_made(x)
     lse, chosen = statistics(x, weight, targets)
-    return ((lse[0] - chosen) + lse[1]).mean(), lse
+    nats = (lse[0] - chosen) + lse[1]
+    if targets.is_cuda:
+        nats.masked_fill_((targets < 0) | (targets >= vocab), float("nan"))
+    return nats.mean(), lse
 
 
 @linear_cross_entropy.register_fake

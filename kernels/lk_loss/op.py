@@ -1,4 +1,4 @@
-"""The loss of draft heads as an op: saves both sides and four numbers a token, never logits.
+"""The loss of draft heads as an op: saves both sides and six numbers a token, never logits.
 
 The goal is frozen and gets no gradient. Both gradients of the draft are made together.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flopwright.kernels.dispatch import runs_triton
+from flopwright.kernels.launch import unit_columns
 from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.linear_cross_entropy import reference as head
 from flopwright.kernels.lk_loss import reference
@@ -20,15 +21,16 @@ from flopwright.kernels.lk_loss import reference
 def linear_lk_loss(
     x: Tensor, weight: Tensor, y: Tensor, goal_weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns (mean loss in nats, [4, N] that backward needs); see `reference.lk_loss`.
+    """Returns (mean loss in nats, [6, N] that backward needs); see `reference.lk_loss`.
 
-    The second has log-sum-exp of draft and goal, the overlap, and the sum of q where q < p.
+    The second has the log-sum-exps of draft and goal in two parts each, the logarithm of the
+    overlap, and the share of it where q < p. Of no tokens the mean is NaN, as torch's.
 
     Args:
         x: [N, H], hidden states of the draft; weight: [V, H], its head.
         y: [N, G], those of the goal; goal_weight: [V, G].
     """
-    sides = [(_plain(x), _plain(weight)), (_plain(y), _plain(goal_weight))]
+    sides = [(unit_columns(x), unit_columns(weight)), (unit_columns(y), unit_columns(goal_weight))]
     none = torch.full((x.shape[0],), -1, dtype=torch.int64, device=x.device)
     statistics, overlap = head.statistics, reference.overlap
     if runs_triton("lk_loss", x):
@@ -36,19 +38,15 @@ def linear_lk_loss(
         import flopwright.kernels.lk_loss.kernel as kernel
 
         statistics, overlap = head_kernel.statistics, kernel.overlap
-    lse = [statistics(s, w, none)[0].sum(0) for s, w in sides]
-    shared, below = overlap((*sides[0], lse[0]), (*sides[1], lse[1]))
-    return -shared.log().mean(), torch.stack((*lse, shared, below))
-
-
-def _plain(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+    lse = [statistics(s, w, none)[0] for s, w in sides]
+    found = overlap((*sides[0], lse[0]), (*sides[1], lse[1]))
+    return -found[0].mean(), torch.cat((*lse, torch.stack(found)))
 
 
 @linear_lk_loss.register_fake
 def _(x: Tensor, weight: Tensor, y: Tensor, goal_weight: Tensor) -> tuple[Tensor, Tensor]:
     dtype = wide_dtype(x.dtype)
-    return x.new_empty((), dtype=dtype), x.new_empty((4, x.shape[0]), dtype=dtype)
+    return x.new_empty((), dtype=dtype), x.new_empty((6, x.shape[0]), dtype=dtype)
 
 
 @torch.library.custom_op("flopwright::linear_lk_loss_backward", mutates_args=())
@@ -56,9 +54,10 @@ def linear_lk_loss_backward(
     grad: Tensor, x: Tensor, weight: Tensor, y: Tensor, goal_weight: Tensor, kept: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of the draft's hidden states and head."""
-    lse_q, lse_p, shared, below = (k.contiguous() for k in kept)
-    draft = _plain(x), _plain(weight), lse_q
-    goal = _plain(y), _plain(goal_weight), lse_p
+    kept = kept.contiguous()
+    draft = unit_columns(x), unit_columns(weight), kept[:2]
+    goal = unit_columns(y), unit_columns(goal_weight), kept[2:4]
+    shared, below = kept[4], kept[5]
     part = reference.gradient_part
     if runs_triton("lk_loss", x):
         import flopwright.kernels.lk_loss.kernel as kernel

@@ -7,7 +7,9 @@ import torch
 
 from flopwright.kernels.attention.op import attention, attention_with_max
 from flopwright.kernels.checks import layouts
+from flopwright.kernels.kda.op import kda
 from flopwright.kernels.linear_cross_entropy.op import linear_cross_entropy
+from flopwright.kernels.lk_loss.op import linear_lk_loss
 
 CPU = torch.device("cpu")
 CHECKS = layouts.differentiable_checks(CPU)
@@ -36,3 +38,6 @@ def test_no_tokens() -> None:
     assert loss.isnan()  # the mean of nothing, as torch's
     assert lse.shape == (2, 0)
     assert not torch.autograd.grad(loss, w)[0].any()
+    assert linear_lk_loss(x, w, x, w)[0].isnan()
+    assert not torch.autograd.grad(linear_lk_loss(x, w, x, w)[0], w)[0].any()
+    assert kda(q, q, q, q, q[..., 0], 0.5)[0].shape == q.shape
