@@ -189,7 +189,7 @@ def _backward(
         d_pairs = tl.where(lower, _product(do, tl.trans(change), P), 0.0)
         d_grown_q = _product(do, tl.trans(state), P)
         d_rest = _product(change, tl.trans(ds), P)
-        d_last = tl.exp(last) * tl.sum(state * ds, 1) + tl.sum(rest * d_rest, 0)
+        through = tl.exp(last) * tl.sum(state * ds, 1)
         d_right = _product(tl.trans(inverse), d_change, "ieee")
         d_below = tl.where(strict, -_product(d_right, tl.trans(change), P), 0.0)
         d_misses = beta[:, None] * d_right
@@ -201,10 +201,18 @@ def _backward(
         tl.store(dv_ptr + at_v, cast(d_misses, dv_ptr.dtype.element_ty), mask=in_v)
 
         d_of_k = d_below * beta[:, None]
-        dq = tl.zeros((C, K), dtype=tl.float32)
-        dk_row = tl.zeros((C, K), dtype=tl.float32)
-        dk_column = tl.zeros((C, K), dtype=tl.float32)
+        dq = grown * d_grown_q
+        dk_row = grown * d_grown_k
+        dk_column = tl.exp(last[None, :] - total) * d_rest
+        behind = k * dk_column
+        shift = part * numbers
+        to_g = dg_ptr + (shift + (b * tokens + n * C) * heads + h) * k_width + ck
         for j in range(C):
+            # What decays over token j: from before it, which is all that rows hold so far, to
+            # it and later ones, and from before it to behind the chunk. No differences.
+            over = tl.where((here >= j)[:, None], q * dq + k * dk_row, behind)
+            mask = (ck < k_width) & (n * C + j < tokens)
+            tl.store(to_g + j * heads * k_width, tl.sum(over, 0) + through, mask=mask)
             gap = tl.minimum(total - _row(total, here, j)[None, :], 0.0)
             decay = tl.where((here >= j)[:, None], tl.exp(gap), 0.0)
             column = (here == j)[None, :]
@@ -214,17 +222,10 @@ def _backward(
             dq += to_q * key
             dk_row += to_k * key
             mine = tl.sum(to_q * q + to_k * k, 0)[None, :]
-            dk_column = tl.where((here == j)[:, None], mine, dk_column)
-        dq += grown * d_grown_q
-        dk_row += grown * d_grown_k
-        dk_column += tl.exp(last[None, :] - total) * d_rest
-        d_total = q * dq + k * (dk_row - dk_column)
-        d_total += tl.where((here == C - 1)[:, None], d_last[None, :], 0.0)
-        shift = part * numbers
+            dk_column += tl.where((here == j)[:, None], mine, 0.0)
         out = shift * k_width + at_k
         tl.store(dq_ptr + out, dq * scale, mask=in_k)
         tl.store(dk_ptr + out, dk_row + dk_column, mask=in_k)
-        tl.store(dg_ptr + out, tl.cumsum(d_total, 0, reverse=True), mask=in_k)
         tl.store(dbeta_ptr + shift + place, d_beta, mask=there)
     tl.store(dbegin_ptr + whole + at_state, ds, mask=in_state)
 

@@ -105,10 +105,12 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: f
     )  # fmt: skip
 
 
-def _joined(parts: list[Tensor], tokens: int) -> Tensor:
-    """Returns chunks [B, H, CHUNK, ...] as [B, T, H, ...]."""
+def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
+    """Returns chunks [B, H, CHUNK, ...] as [B, T, H, ...], of the shape and dtype of `like`."""
+    if not parts:
+        return like.new_empty(like.shape)
     together = torch.stack(parts).transpose(0, 1).transpose(2, 3)
-    return together.flatten(1, 2)[:, :tokens].contiguous()
+    return together.flatten(1, 2)[:, : like.shape[1]].contiguous().to(like.dtype)
 
 
 def chunked(
@@ -126,7 +128,7 @@ def chunked(
         _, change = c.changes(n, state)
         outs.append((c.grown[n] * c.q[n]) @ state + c.pairs[n] @ change)
         state = c.next_state(n, state, change)
-    return _joined(outs, v.shape[1]).to(v.dtype), state
+    return _joined(outs, v), state
 
 
 def chunked_backward(
@@ -142,13 +144,29 @@ def chunked_backward(
     found: list[tuple[Tensor, ...]] = []
     for n in reversed(range(c.q.shape[0])):
         of_inputs, d_state = _chunk_gradients(c, n, states[n], d_out[n], d_state)
-        found.insert(0, of_inputs)
-    tokens = q.shape[1]
+        found.insert(0, (of_inputs[0] * scale, *of_inputs[1:]))
     dq, dk, dv, dg, dbeta = (
-        _joined([f[i] for f in found], tokens).to(x.dtype)
-        for i, x in enumerate((q, k, v, g, beta))
+        _joined([f[i] for f in found], x) for i, x in enumerate((q, k, v, g, beta))
     )
-    return dq * scale, dk, dv, dg, dbeta, d_state
+    return dq, dk, dv, dg, dbeta, d_state
+
+
+def _crossing(pairs: Tensor, before: Tensor, behind: Tensor) -> Tensor:
+    """Returns for each token the sum [..., C, K] of what decays over it.
+
+    Differences of running sums would say the same, and lose the digits of slow decays beside
+    what a token is to itself.
+
+    Args:
+        pairs: [..., i, j, K], from token j to i > j; what is on the diagonal decays over none.
+        before, behind: [..., C, K], from before the chunk to a token, and from it to behind.
+    """
+    from_here = pairs.flip(-3).cumsum(-3).flip(-3)  # over i at least the token's place
+    earlier = torch.ones(pairs.shape[-3:-1], dtype=torch.bool, device=pairs.device).tril(-1)
+    inside = (from_here * earlier.unsqueeze(-1)).sum(-2)
+    left = F.pad(behind.cumsum(-2)[..., :-1, :], (0, 0, 1, 0))
+    found: Tensor = inside + before.flip(-2).cumsum(-2).flip(-2) + left
+    return found
 
 
 def _chunk_gradients(
@@ -164,13 +182,14 @@ def _chunk_gradients(
     d_beta = (d_right * missing).sum(-1) + (d_below * c.keys[n]).sum(-1)
     d_pairs, d_keys = (d_out @ change.mT).tril(), c.beta[n] * d_below
     d_rest, last = change @ d_next.mT, c.last[n].squeeze(-2)
-    d_last = last * (state * d_next).sum(-1) + (rest * d_rest).sum(-2)
     to_q, to_k = d_pairs.unsqueeze(-1) * decay, d_keys.unsqueeze(-1) * decay
-    dq = (to_q * k.unsqueeze(-3)).sum(-2) + grown * (d_out @ state.mT)
-    dk_row = (to_k * k.unsqueeze(-3)).sum(-2) - grown * (d_missing @ state.mT)
-    dk_column = (to_q * q.unsqueeze(-2) + to_k * k.unsqueeze(-2)).sum(-3) + c.rest[n] * d_rest
-    d_total = q * dq + k * (dk_row - dk_column)
-    dg = d_total.flip(-2).cumsum(-2).flip(-2) + d_last.unsqueeze(-2)
+    of_q, of_k = grown * (d_out @ state.mT), -grown * (d_missing @ state.mT)
+    dq = (to_q * k.unsqueeze(-3)).sum(-2) + of_q
+    dk_row = (to_k * k.unsqueeze(-3)).sum(-2) + of_k
+    columns = to_q * q.unsqueeze(-2) + to_k * k.unsqueeze(-2)
+    dk_column = columns.sum(-3) + c.rest[n] * d_rest
+    dg = _crossing(columns * k.unsqueeze(-3), q * of_q + k * of_k, rest * d_rest)
+    dg = dg + (last * (state * d_next).sum(-1)).unsqueeze(-2)
     d_state = last.unsqueeze(-1) * d_next
     d_state = d_state + (grown * q).mT @ d_out - (grown * k).mT @ d_missing
     return (dq, dk_row + dk_column, d_missing, dg, d_beta), d_state

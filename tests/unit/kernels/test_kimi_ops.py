@@ -15,6 +15,7 @@ from flopwright.kernels.attention.reference import hidden_keys
 from flopwright.kernels.attention.sinks import attention_with_sinks
 from flopwright.kernels.attn_res.op import attn_res
 from flopwright.kernels.expert_bias.op import expert_bias
+from flopwright.kernels.kda.op import kda
 from flopwright.kernels.kda_gate.op import kda_gate
 from flopwright.kernels.output_gate.op import gated_norm, sigmoid_gate
 from flopwright.kernels.relu2.op import relu2
@@ -96,6 +97,20 @@ def test_decays_are_negative_and_bounded() -> None:
     rate = a.exp().view(2, 1)
     torch.testing.assert_close(kda_gate(z, a, b, 0.0), -rate * F.softplus(u))
     torch.testing.assert_close(bounded, -5.0 * torch.sigmoid(rate * u))
+
+
+def test_decays_of_channels_that_forget() -> None:
+    """The gradient of a slow decay keeps its digits beside fast ones, to 1e-4 of its own size."""
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(1, 16, 1, 4, generator=generator).double() for _ in range(3))
+    g = torch.full((1, 16, 1, 4), -14.0, dtype=torch.float64)  # e^-14 from one token to the next
+    tensors = [t.float() for t in (q, F.normalize(k, dim=-1), v, g, g[..., 0].sigmoid() + 0.5)]
+    found = []
+    for leaves in (tensors, [t.double() for t in tensors]):
+        leaves = [t.clone().requires_grad_() for t in leaves]
+        (of_g,) = torch.autograd.grad(kda(*leaves, 0.5)[0].sum(), leaves[3])
+        found.append(of_g.double())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-12)
 
 
 def test_gates_are_their_products() -> None:

@@ -30,6 +30,13 @@ def test_kda(
     assert not failures(verify(kda_check(shape, widths, dtype, CPU, forgetting), dtype))
 
 
+@pytest.mark.parametrize("seed", [151732048, 1000])
+def test_decays_of_channels_that_forget(seed: int) -> None:
+    """Their gradients are small beside what a token is to itself, which must not come in."""
+    check = kda_check((1, 18, 1), (16, 16), torch.float32, CPU, 40.0, seed)
+    assert not failures(verify(check, torch.float32, seed))
+
+
 @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.integers(1, 33), st.integers(1, 20), st.integers(1, 80))
 def test_kda_drawn(tokens: int, k_width: int, v_width: int) -> None:
