@@ -123,10 +123,22 @@ def _how_to_start(out: Path) -> str:
 
 
 def _read(path: Path, kind: type[ProbeReport]) -> ProbeReport:
+    from dataclasses import replace
+
+    from flopwright.errors import InputError
+    from flopwright.report.probe_checks import probe_violations
     from flopwright.spec.validate import validate
     from flopwright.spec.yaml_lines import read_yaml
 
-    return validate(kind, read_yaml(path))
+    document = read_yaml(path)
+    report = validate(kind, document)
+    broken = [
+        replace(v, file=document.file, line=document.line_of(where))
+        for where, v in probe_violations(report)
+    ]
+    if broken:
+        raise InputError(broken)
+    return report
 
 
 def _write(report: ProbeReport, folder: Path) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
 def store_exists(url: str | None = None) -> bool:
     """Returns whether a SQLite file is there; a server is asked only when it is opened."""
     parsed = parse_url(url or default_url())
-    if parsed.get_backend_name() != "sqlite" or parsed.database in {None, "", ":memory:"}:
+    if parsed.get_backend_name() != "sqlite":
         return True
     return Path(str(parsed.database)).exists()
 

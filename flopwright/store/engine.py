@@ -33,9 +33,13 @@ def _json_or_text(text: str) -> Any:
 
 
 def parse_url(text: str) -> URL:
-    """Returns the database address; text without "://" is the path of a SQLite file."""
+    """Returns the database address; text without "://" is the path of a SQLite file.
+
+    Raises:
+        InputError: it is no address, of another kind of database, or of one in memory.
+    """
     if "://" not in text:
-        return URL.create("sqlite", database=str(Path(text).expanduser()))
+        return _kept(URL.create("sqlite", database=str(Path(text).expanduser())))
     try:
         url = make_url(text)
     except ArgumentError as error:
@@ -49,6 +53,22 @@ def parse_url(text: str) -> URL:
                 value=url.render_as_string(hide_password=True),
                 rule="the store is a SQLite file or a PostgreSQL database",
                 nearest_fix="write it like sqlite:///runs.sqlite or postgresql://user@host/name",
+            )
+        )
+    return _kept(url)
+
+
+def _kept(url: URL) -> URL:
+    """Returns the address of a store that outlives the process; SQLite has others."""
+    name = url.database or ""
+    in_memory = not name or ":memory:" in name or url.query.get("mode") == "memory"
+    if url.get_backend_name() == "sqlite" and in_memory:
+        raise InputError(
+            Violation(
+                field="store",
+                value=url.render_as_string(),
+                rule="names no file: what it is given would be lost when the program ends",
+                nearest_fix="write it like sqlite:///runs.sqlite",
             )
         )
     return url
@@ -81,10 +101,9 @@ def make_engine(url: URL) -> Engine:
 
 
 def _prepare_folder(url: URL) -> None:
-    if not url.database or url.database == ":memory:":
-        return
-    refuse_network_file(Path(url.database))
-    folder = Path(url.database).parent
+    path = Path(str(url.database))
+    refuse_network_file(path)
+    folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

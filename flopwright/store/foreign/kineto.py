@@ -14,6 +14,7 @@ from typing import Any, Final
 from flopwright.errors import InputError, Violation
 
 MAX_BYTES: Final = 2**31
+_BLOCK_BYTES: Final = 2**16
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")
 # First match wins; names of kernels (GPU) and of operators (CPU).
 _CLASSES: Final = tuple(
@@ -119,8 +120,13 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(Violation(file=str(path), rule="the trace is too large"))
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
+        with path.open("rb") as file:
+            head = file.read(_BLOCK_BYTES)
+            packed = head[:2] == b"\x1f\x8b"
+            if b"\0" in head and not packed:
+                raise InputError(Violation(file=str(path), rule="is no JSON text"))
+            raw = head + file.read()
+        if packed:
             raw = gzip.decompress(raw)
         data = json.loads(raw)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Final
 from flopwright.errors import InputError, Violation
 
 MAX_BYTES: Final = 2**30
+_BLOCK_BYTES: Final = 2**16
+_LONGEST_LINE: Final = 2**24
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 CUT_SHORT: Final = "the line is cut short"
 # Stands behind a last line without a line end, so that no number there is taken for whole.
@@ -19,24 +22,33 @@ OPEN_END: Final = "\N{HORIZONTAL ELLIPSIS}"
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yields (number, line) from 1 on, colours and line ends taken off.
 
-    A last line without a line end has OPEN_END behind it.
+    A last line without a line end has OPEN_END behind it. Of the file a line at a time is held.
 
     Raises:
-        InputError: the file cannot be read, is too large, or is no text.
+        InputError: the file cannot be read, is too large, is no text, or has an endless line.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(Violation(file=str(path), rule="the log is too large", limit="1 GiB"))
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb", buffering=_BLOCK_BYTES) as raw:
+            if b"\0" in raw.peek(_BLOCK_BYTES):
+                raise InputError(Violation(file=str(path), rule="is no text"))
+            yield from _lines(path, io.TextIOWrapper(raw, encoding="utf-8"))
     except OSError as error:
         rule = f"cannot be read: {error.strerror}"
         raise InputError(Violation(file=str(path), rule=rule)) from error
     except UnicodeDecodeError as error:
         rule = "is no text"
         raise InputError(Violation(file=str(path), rule=rule)) from error
-    lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
-        whole = number < len(lines) or text.endswith(("\n", "\r"))
+
+
+def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
+    number = 0
+    while line := text.readline(_LONGEST_LINE):
+        number += 1
+        whole = line.endswith("\n")
+        if len(line) == _LONGEST_LINE and not whole:
+            raise broken(path, number, "the line is too long", "is this the log?")
         # A number at the open end of a file may have more digits.
         yield number, _COLOUR.sub("", line).rstrip() + ("" if whole else OPEN_END)
 

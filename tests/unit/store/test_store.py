@@ -198,6 +198,22 @@ def test_other_databases_are_refused_with_the_two_that_work() -> None:
         open_store("mysql://host/name")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://",
+        "sqlite:///",
+        "sqlite:///:memory:",
+        ":memory:",
+        "sqlite:///file::memory:?cache=shared&uri=true",
+        "sqlite:///file:name?mode=memory&uri=true",
+    ],
+)
+def test_a_store_that_ends_with_the_program_is_refused(url: str) -> None:
+    with pytest.raises(InputError, match=r"names no file.*sqlite:///runs\.sqlite"):
+        open_store(url)
+
+
 def test_a_missing_postgres_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
     with pytest.raises(InputError, match=r"flopwright\[postgres\]"):
