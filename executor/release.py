@@ -15,8 +15,9 @@ from flopwright.executor.checkpoint.load import check_files, checkpoint_tokenize
 from flopwright.executor.checkpoint.manifest import Manifest, find_checkpoint, read_manifest
 from flopwright.executor.checkpoint.storage import read_slices
 from flopwright.models.formats.mx import ScaleRule
-from flopwright.models.formats.plan import TARGET_NAMES
+from flopwright.models.formats.plan import TARGET_NAMES, target_layout
 from flopwright.models.hf.write import DEFAULT_SHARD_BYTES, write_checkpoint
+from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import parameters
 
 
@@ -59,6 +60,7 @@ def release_run(
         raise InputError(Violation(field="--to", value=to, rule=rule_, limit=limit))
     where = find_checkpoint(path, step)
     manifest = read_manifest(where)
+    _check_covers(to, manifest.model)
     check_files(where, manifest.files)
     tokenizer = checkpoint_tokenizer(where, manifest)
     write_checkpoint(
@@ -73,6 +75,16 @@ def release_run(
     )
     files = [p.stat().st_size for p in out.glob("*.safetensors")]
     return Released(where, manifest.step, len(files), sum(files))
+
+
+def _check_covers(to: str, model: ModelSpec) -> None:
+    """Refuses a format whose releases quantise nothing that the model has."""
+    target = target_layout(to, "")
+    if target is None or any(p.role in target.format.roles for p in parameters(model)):
+        return
+    roles = ", ".join(sorted(target.format.roles))
+    rule = f"the model has no matrix of a kind that {to} releases quantise ({roles})"
+    raise InputError(Violation(field="--to", value=to, rule=rule, nearest_fix="block_fp8"))
 
 
 def _weights(where: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:

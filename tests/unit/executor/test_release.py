@@ -73,3 +73,19 @@ def test_what_is_refused(
         assert ended.value.code == 2
         assert words in capsys.readouterr().err
     assert not Path(out).exists()
+
+
+def test_a_model_without_experts_is_no_int4_release(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = load_model("first_steps")
+    stage = build_stage(spec, range(-1, spec.num_layers + 1))
+    init_weights_(stage, spec, seed=4)
+    (tmp_path / "tokenizer.json").write_text(CharacterTokenizer(" abc").to_json())
+    state = RunState(step=7, seed=3, model=spec, tokenizer_file=tmp_path / "tokenizer.json")
+    save(tmp_path / "checkpoint", dict(stage.named_parameters()), state)
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", str(tmp_path), str(tmp_path / "out"), "--to", "int4_g32"])
+    assert ended.value.code == 2
+    assert "no matrix of a kind that int4_g32 releases quantise" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
