@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def _choice(where: str, op: str, found: object) -> Choice:
         raise InputError(f"{where}: {op}: kernel {kernel!r} is none of {_listed()}")
     if not isinstance(reason, str):
         raise InputError(f"{where}: {op}: no reason for {kernel}: what was measured, and when")
-    return Choice(kernel, reason)
+    return Choice(cast(Kernel, kernel), reason)
 
 
 def _known(where: str, op: str) -> None:

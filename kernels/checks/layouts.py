@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -57,7 +57,10 @@ def differentiable_checks(device: torch.device) -> list[Check]:
     ]
 
 
-def results(check: Check, lay: Function) -> list[Tensor]:
+Lay = Callable[[Tensor], Tensor]
+
+
+def results(check: Check, lay: Lay) -> list[Tensor]:
     """Returns results and gradients of a check's op, all its tensors laid out by a function."""
     leaves = [lay(x.float()).requires_grad_(x.is_floating_point()) for x in check.tensors]
     rest = [lay(x) if isinstance(x, Tensor) else x for x in check.rest]
@@ -86,7 +89,7 @@ def plain_calls(device: torch.device) -> Iterator[tuple[str, Function, tuple[Any
     yield "newton_schulz", schulz.op, tuple(t.float() for t in schulz.tensors)
 
 
-def call(op: Function, args: tuple[Any, ...], lay: Function) -> list[Tensor]:
+def call(op: Function, args: tuple[Any, ...], lay: Lay) -> list[Tensor]:
     """Returns what an op makes of its arguments laid out by a function, 8-bit floats as fp32."""
     out = op(*(lay(a) if isinstance(a, Tensor) else a for a in args))
     outs = out if isinstance(out, tuple) else (out,)
