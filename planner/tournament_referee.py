@@ -2,7 +2,9 @@
 
 After every round in which all have run, plans leave that are slower than the fastest beyond
 doubt; at two points of the time, of those that are left, the slower half leaves (successive
-halving, Jamieson and Talwalkar 2016). Plans that the report is about stay to the end.
+halving, Jamieson and Talwalkar 2016) where it is likely behind. Doubt includes the luck of a
+launch, which more rounds of it do not average away. Plans that the report is about stay to the
+end.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flopwright.planner.tournament_times import Times, TurnTime, kept_turns, paired_times
+from flopwright.planner.tournament_times import (
+    PRIOR_LAUNCH,
+    Times,
+    TurnTime,
+    kept_turns,
+    launch_scatter,
+    paired_times,
+)
 
 # A plan leaves when it is slower by more than this and by more than so many deviations.
 CLEARLY: Final = 0.05
@@ -22,10 +31,17 @@ _LEAST_TURNS: Final = 2
 FAR_BEHIND: Final = 0.3
 # One turn may have met a burst of other work.
 FAR_AT_ONCE: Final = 0.6
-# Shares of the time after which only a half, and then a third, goes on.
+# Shares of the time after which only a half, and then a third, goes on; who is not slower than
+# the fastest by so many deviations goes on all the same.
 HALVINGS: Final = ((0.5, 0.5), (0.8, 0.35))
+_LIKELY: Final = 2.5
 _LEAST_LEFT: Final = 3
 _LEAST_TIES: Final = 2
+# Launches of a race: its luck is a launch's, so that more time is worth more of them.
+_LEGS: Final = (3, 5)
+_LEG_S: Final = 40.0
+# The first launch, which still has all plans, takes more than its part of the time.
+_FIRST_LEG: Final = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +55,9 @@ class Rules:
         max_rounds: rounds (the warm-up among them) after which there is no more to learn.
         steps_per_turn: optimizer steps of a turn.
         halvings: (share of the time, share of the plans that go on from then).
+        earlier: turns of launches before this one, warm-up among them, each launch with a
+            number of its own.
+        twin: (plan, its second name), where one runs twice.
     """
 
     names: tuple[str, ...]
@@ -48,6 +67,8 @@ class Rules:
     max_rounds: int = 40
     steps_per_turn: int = 2
     halvings: tuple[tuple[float, float], ...] = HALVINGS
+    earlier: tuple[TurnTime, ...] = ()
+    twin: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +85,7 @@ def decide(
     """Returns who leaves now, with the reason, and whether the race ends.
 
     Args:
-        turns: of this race so far, in order.
+        turns: of this launch so far, in order.
         retired: who left before.
         elapsed_s: since the race's first turn began.
     """
@@ -74,15 +95,51 @@ def decide(
     late = _late(rules, turns, running)
     if late or not _all_had(turns, running, rounds):
         return Decision(retired=late, stop=over)
-    kept = kept_turns(turns)
     if rounds <= 1:
         return Decision(retired={}, stop=over)
-    times = paired_times(kept)
-    early = min(times.plans[n].turns for n in running) < _LEAST_TURNS
+    kept = kept_turns([*rules.earlier, *turns])
+    times = paired_times(kept, launch_scatter(kept, rules.twin))
+    early = rounds - 1 < _LEAST_TURNS
     gone = _clearly_slower(rules, times, running, FAR_AT_ONCE if early else CLEARLY)
     if not early:
         gone |= _halved(rules, times, [n for n in running if n not in gone], elapsed_s)
     return Decision(retired=gone, stop=over)
+
+
+def legs_of(budget_s: float) -> int:
+    """Returns the launches of a tournament's race: 3, and up to 5 with more time."""
+    fewest, most = _LEGS
+    return int(min(most, max(fewest, budget_s // _LEG_S)))
+
+
+def leg_rules(
+    leg: int,
+    legs: int,
+    names: Sequence[str],
+    *,
+    chosen: str,
+    twin: str,
+    stay: Collection[str],
+    left_s: float,
+) -> Rules:
+    """Returns the rules of a race's launch number `leg` of `legs`, from 0 on.
+
+    In the first one the slower half leaves too; each runs its plans in another order than the
+    one before.
+
+    Args:
+        names: who is still in the race, the twin not among them.
+        chosen, twin: the two entries of the planner's choice; they stay, as `stay` do.
+        left_s: seconds for this launch and those after it.
+    """
+    entries = (*names, twin)
+    return Rules(
+        names=entries if leg % 2 == 0 else entries[::-1],
+        stay=frozenset({*stay, chosen, twin}),
+        budget_s=left_s * (_FIRST_LEG / legs if leg == 0 else 1.0 / (legs - leg)),
+        halvings=HALVINGS if leg == 0 else (),
+        twin=(chosen, twin),
+    )
 
 
 def worth_racing(names: Sequence[str], heat: Sequence[TurnTime]) -> dict[str, str]:
@@ -93,13 +150,13 @@ def worth_racing(names: Sequence[str], heat: Sequence[TurnTime]) -> dict[str, st
     kept = kept_turns([t for t in heat if t.plan in names])
     if not kept:
         return {}
-    times = paired_times(kept)
+    times = paired_times(kept, PRIOR_LAUNCH)
     ordered = sorted(times.plans, key=lambda n: times.plans[n].step_s)
     return {
         name: f"{times.ratio(name, ordered[0]) - 1:.0%} slower than {ordered[0]} in the heat"
         for name in ordered[_LEAST_TIES:]
-        if math.log(times.ratio(name, ordered[0]))
-        > max(math.log1p(FAR_BEHIND), _DEVIATIONS * times.ratio_log_std(name, ordered[0]))
+        if times.ratio(name, ordered[0]) > 1 + FAR_BEHIND
+        and _behind(times, name, ordered[0]) > _DEVIATIONS
     }
 
 
@@ -132,8 +189,8 @@ def _clearly_slower(
     gone = {}
     for name in running:
         slower = times.ratio(name, best)
-        doubt = _DEVIATIONS * times.ratio_log_std(name, best)
-        if name not in rules.stay and math.log(slower) > max(math.log1p(margin), doubt):
+        sure = slower > 1 + margin and _behind(times, name, best) > _DEVIATIONS
+        if name not in rules.stay and sure:
             gone[name] = f"{slower - 1:.0%} slower than {best}"
     return gone
 
@@ -141,7 +198,7 @@ def _clearly_slower(
 def _halved(
     rules: Rules, times: Times, running: Sequence[str], elapsed_s: float
 ) -> dict[str, str]:
-    """Returns the slower part of who is left, once each point of the time is passed."""
+    """Returns who is likely behind of the slower part, once each point of the time is passed."""
     share = next(
         (left for point, left in reversed(rules.halvings) if elapsed_s > point * rules.budget_s),
         1.0,
@@ -151,5 +208,10 @@ def _halved(
     return {
         name: f"not among the best {allowed} when {elapsed_s:.0f} s had passed"
         for name in ordered[allowed:]
-        if name not in rules.stay
+        if name not in rules.stay and _behind(times, name, ordered[0]) > _LIKELY
     }
+
+
+def _behind(times: Times, name: str, best: str) -> float:
+    """Returns by how many deviations a plan is slower than another."""
+    return math.log(times.ratio(name, best)) / times.ratio_log_std(name, best)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from flopwright.planner.tournament import Contender, Origin, Refused, twin_of
-from flopwright.planner.tournament_times import TurnTime, kept_turns, paired_times
+from flopwright.planner.tournament_times import (
+    TurnTime,
+    kept_turns,
+    launch_scatter,
+    paired_times,
+)
 from flopwright.spec.base import Spec
 
 
@@ -63,10 +67,13 @@ class TournamentResult(Spec):
         noise_floor: how far one plan's time under two names differs: over all launches, or what
             its differences in each launch make one expect of their mean, if that is more. None
             without a twin.
-        regret_crossed: the same regret when the best is picked in half of the rounds and
-            compared in the other half: without the luck of being picked. None where there are
-            too few rounds.
-        regret_log_std: standard deviation of log(1 + regret) from how turns scatter.
+        regret_crossed: the same regret when the best is picked in all launches but one and
+            compared in that one, the mean over launches: without the luck of being picked. Of
+            one launch, picked in half of its rounds and compared in the other half, which
+            leaves the launch's own luck in. None where there are too few rounds.
+        regret_log_std: standard deviation of log(1 + regret) from how turns scatter and from
+            how far launches move plans.
+        launch_log: how far a launch moves a plan, as the launches showed it (log).
         uncalibrated: of the planner with the public prior alone.
         calibrated: of the planner with the calibration, as `uncalibrated`.
         calibration_id: what the choice was made with; it has not seen the chosen plan.
@@ -92,6 +99,7 @@ class TournamentResult(Spec):
     refused: tuple[Refused, ...] = ()
     rounds: int
     scatter_log: NonNegativeFloat
+    launch_log: NonNegativeFloat = 0.0
     finished: bool
 
     @property
@@ -139,7 +147,9 @@ def result_of(
         left: why plans left the race early.
     """
     kept = kept_turns(turns)
-    times = paired_times(_as_one(kept, chosen))
+    twin = (chosen, twin_of(chosen))
+    launch_log = launch_scatter(kept, twin)
+    times = paired_times(kept, launch_log, twin)
     raced = [c for c in contenders if c.name in times.plans]
     names = _contending([c.name for c in raced], left, chosen, uncalibrated)
     best = times.fastest(names)
@@ -168,7 +178,7 @@ def result_of(
         regret=calibrated.regret,
         spearman=calibrated.spearman,
         noise_floor=_floor(kept, chosen),
-        regret_crossed=_crossed(_as_one(turns, chosen), names, chosen),
+        regret_crossed=_crossed(kept, names, chosen, launch_log),
         regret_log_std=0.0 if chosen == best else times.ratio_log_std(chosen, best),
         uncalibrated=_judged(rows, uncalibrated, [r.prior_step_s for r in rows]),
         calibrated=calibrated,
@@ -177,14 +187,9 @@ def result_of(
         refused=tuple(refused),
         rounds=len({(t.launch, t.round) for t in kept}),
         scatter_log=times.scatter_log,
+        launch_log=launch_log,
         finished=finished,
     )
-
-
-def _as_one(turns: Sequence[TurnTime], chosen: str) -> list[TurnTime]:
-    """Returns the turns with the twin's as the chosen plan's own."""
-    twin = twin_of(chosen)
-    return [replace(t, plan=chosen) if t.plan == twin else t for t in turns]
 
 
 def _contending(
@@ -224,21 +229,35 @@ def _judged(rows: Sequence[PlanRow], chosen: str, predicted_s: Sequence[float]) 
     )
 
 
-def _crossed(turns: Sequence[TurnTime], names: Sequence[str], chosen: str) -> float | None:
-    """Returns the mean of both halves' regrets against the best of the other half."""
-    kept = kept_turns(turns)
-    rounds = list(dict.fromkeys((t.launch, t.round) for t in kept))
-    halves = [set(rounds[0::2]), set(rounds[1::2])]
-    times = []
-    for half in halves:
-        own = [t for t in kept if (t.launch, t.round) in half]
-        if len({(t.launch, t.round) for t in own}) < 2:
-            return None
-        times.append(paired_times(own))
+def _crossed(
+    kept: Sequence[TurnTime], names: Sequence[str], chosen: str, launch_log: float
+) -> float | None:
+    """Returns the mean over parts of the regret there against the best of all other parts.
+
+    Parts are the launches that the chosen plan ran in; of one launch, its alternate rounds.
+    """
+    twin = (chosen, twin_of(chosen))
     found = []
-    for here, there in (times, times[::-1]):
+    parts = _parts(kept, chosen)
+    for part in parts:
+        rest = [t for t in kept if t not in part]
+        if len(parts) < 2 or not part or not rest:
+            return None
+        here, there = paired_times(rest, launch_log, twin), paired_times(list(part), 0.0, twin)
         both = [n for n in names if n in here.plans and n in there.plans]
         if chosen not in both:
             return None
         found.append(there.ratio(chosen, here.fastest(both)) - 1.0)
-    return sum(found) / 2
+    return sum(found) / len(found) if found else None
+
+
+def _parts(kept: Sequence[TurnTime], chosen: str) -> list[frozenset[TurnTime]]:
+    """Returns the turns by launch; of one launch the halves of its rounds, two rounds each."""
+    launches = list(dict.fromkeys(t.launch for t in kept if t.plan == chosen))
+    if len(launches) > 1:
+        return [frozenset(t for t in kept if t.launch == n) for n in launches]
+    rounds = list(dict.fromkeys((t.launch, t.round) for t in kept))
+    halves = [set(rounds[0::2]), set(rounds[1::2])]
+    if min(len(h) for h in halves) < 2:
+        return []
+    return [frozenset(t for t in kept if (t.launch, t.round) in h) for h in halves]

@@ -7,13 +7,19 @@ round. The median of turn (round r, plan p) is taken as
 
 and fitted by least squares that let outliers count less (Huber). Plans that left the race early
 are then compared with the others in the rounds that both were in, not with quieter ones.
+
+A process that starts anew lays its memory out anew, and a plan may be faster in one launch than
+in the next for as long as it lives: noise that more turns of the launch do not average away.
+`launch_scatter` says how much of it there is.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import Final
 
@@ -31,6 +37,11 @@ _LEAST_SCATTER: Final = 0.002
 # Scatter that is assumed before any was seen, and how many turns that is worth.
 _PRIOR_SCATTER: Final = 0.05
 _PRIOR_TURNS: Final = 4.0
+# How far a launch moves a plan (log, standard deviation) before several were seen, and how many
+# differences that is worth. A plan and its twin then differ by 14 %; by 10 to 25 % they did in
+# launches on shared processors, and by 2 to 5 % on quiet ones.
+PRIOR_LAUNCH: Final = 0.10
+_PRIOR_LAUNCHES: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +60,8 @@ class PlanTime:
 
     Attributes:
         step_s: seconds of a step, at the pace of the middle round.
-        log_std: standard deviation of its logarithm against the other plans'.
+        log_std: standard deviation of its logarithm against the other plans', the luck of the
+            launches included where `paired_times` was told of it.
         turns: turns it was taken from.
     """
 
@@ -88,30 +100,40 @@ def kept_turns(turns: Sequence[TurnTime]) -> list[TurnTime]:
     return [t for t in turns if t.round > 0 or t.plan not in later]
 
 
-def paired_times(turns: Sequence[TurnTime]) -> Times:
-    """Returns the plans' times from their turns, warm-up already left out (`kept_turns`)."""
+def paired_times(
+    turns: Sequence[TurnTime], launch_log: float = 0.0, twin: tuple[str, str] | None = None
+) -> Times:
+    """Returns the plans' times from their turns, warm-up already left out (`kept_turns`).
+
+    Args:
+        turns: of one launch or several.
+        launch_log: how far a launch moves a plan (log, standard deviation). Launches then count
+            about equally, however many turns they had.
+        twin: (plan, its second name): both are told as the plan, each with its own luck.
+    """
     assert turns, "times of no turns"
-    names = list(dict.fromkeys(t.plan for t in turns))
+    own = [twin[0] if twin and t.plan == twin[1] else t.plan for t in turns]
+    names = list(dict.fromkeys(own))
     rounds = list(dict.fromkeys((t.launch, t.round) for t in turns))
     design = np.zeros((len(turns), len(rounds) + len(names)))
-    for row, turn in enumerate(turns):
+    for row, (turn, name) in enumerate(zip(turns, own, strict=True)):
         design[row, rounds.index((turn.launch, turn.round))] = 1.0
-        design[row, len(rounds) + names.index(turn.plan)] = 1.0
+        design[row, len(rounds) + names.index(name)] = 1.0
     seen = np.log([t.step_s for t in turns])
-    parts, weights = _robust(design, seen)
+    parts, weights = _robust(design, seen, _launch_weights(turns, launch_log))
     scatter = _scatter(seen - design @ parts, design)
     paces, plans = parts[: len(rounds)], parts[len(rounds) :]
     # Only differences between plans are known; a shift of all goes with the rounds.
     middle = float(np.median(plans))
     pace = median((paces + middle).tolist())
-    spread = np.sqrt(scatter**2 / _turn_weights(weights, turns, names))
+    spread = _spread(weights, turns, own, scatter, launch_log)
     return Times(
         plans={
             name: PlanTime(
                 plan=name,
                 step_s=math.exp(plans[i] - middle + pace),
-                log_std=float(spread[i]),
-                turns=sum(t.plan == name for t in turns),
+                log_std=spread[name],
+                turns=own.count(name),
             )
             for i, name in enumerate(names)
         },
@@ -119,13 +141,59 @@ def paired_times(turns: Sequence[TurnTime]) -> Times:
     )
 
 
-def _robust(design: Array, seen: Array) -> tuple[Array, Array]:
-    """Returns the parts of a robust fit (the shortest of all equal ones) and the weights."""
+def launch_scatter(turns: Sequence[TurnTime], twin: tuple[str, str] | None = None) -> float:
+    """Returns how far a launch moves a plan: the standard deviation of the logarithm.
+
+    What is seen of it is how a plan and its twin differ within a launch, and how differences
+    between plans change from launch to launch, less what turns scatter; with `PRIOR_LAUNCH` as
+    a few differences more.
+
+    Args:
+        turns: without warm-up (`kept_turns`).
+        twin: (plan, its second name), where one ran twice.
+    """
+    rows: list[tuple[int, str, float, float]] = []
+    for launch in dict.fromkeys(t.launch for t in turns):
+        times = _launch_times(tuple(t for t in turns if t.launch == launch))
+        for name, found in times.plans.items():
+            same = twin[0] if twin and name == twin[1] else name
+            rows.append((launch, same, math.log(found.step_s), found.log_std))
+    launches = list(dict.fromkeys(r[0] for r in rows))
+    names = list(dict.fromkeys(r[1] for r in rows))
+    design = np.zeros((len(rows), len(launches) + len(names)))
+    for i, (launch, name, _, _) in enumerate(rows):
+        design[i, launches.index(launch)] = design[i, len(launches) + names.index(name)] = 1.0
+    seen = np.array([r[2] for r in rows])
+    left = seen - design @ np.linalg.lstsq(design, seen, rcond=None)[0]
+    free = len(rows) - int(np.linalg.matrix_rank(design)) if rows else 0
+    turned = free * float(np.mean([r[3] ** 2 for r in rows])) if rows else 0.0
+    squares = _PRIOR_LAUNCHES * PRIOR_LAUNCH**2 + max(0.0, float((left**2).sum()) - turned)
+    return math.sqrt(squares / (_PRIOR_LAUNCHES + free))
+
+
+@lru_cache(maxsize=16)
+def _launch_times(turns: tuple[TurnTime, ...]) -> Times:
+    """Returns the times of one launch; a referee asks for those that are over again and again."""
+    return paired_times(turns)
+
+
+def _launch_weights(turns: Sequence[TurnTime], launch_log: float) -> Array:
+    """Returns what a turn counts: n turns of a launch vary together by launch_log."""
+    count = Counter((t.launch, t.plan) for t in turns)
+    more = (launch_log / _PRIOR_SCATTER) ** 2
+    return np.array([1.0 / (1.0 + more * count[t.launch, t.plan]) for t in turns])
+
+
+def _robust(design: Array, seen: Array, counts: Array) -> tuple[Array, Array]:
+    """Returns the parts of a robust fit (the shortest of all equal ones) and the weights.
+
+    The weights are those of outliers; `counts` are the turns' own, which multiply them.
+    """
     weights = np.ones(len(seen))
     parts: Array = np.zeros(design.shape[1])
     for _ in range(_ITERATIONS):
-        root = np.sqrt(weights)
-        found = np.asarray(np.linalg.lstsq(design * root[:, None], seen * root, rcond=None)[0])
+        weighed = (design * (weights * counts)[:, None]).T
+        found = np.asarray(np.linalg.lstsq(weighed @ design, weighed @ seen, rcond=1e-11)[0])
         left = seen - design @ found
         scale = max(_NORMAL * float(np.median(np.abs(left))), _LEAST_SCATTER)
         weights = np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(left), 1e-12))
@@ -144,8 +212,19 @@ def _scatter(left: Array, design: Array) -> float:
     return max(_LEAST_SCATTER, math.sqrt(squares / (_PRIOR_TURNS + max(0, free))))
 
 
-def _turn_weights(weights: Array, turns: Sequence[TurnTime], names: Sequence[str]) -> Array:
-    out = np.zeros(len(names))
-    for weight, turn in zip(weights, turns, strict=True):
-        out[names.index(turn.plan)] += weight
-    return out
+def _spread(
+    weights: Array,
+    turns: Sequence[TurnTime],
+    own: Sequence[str],
+    scatter: float,
+    launch_log: float,
+) -> dict[str, float]:
+    """Returns each plan's deviation: of its turns, and of its luck in each launch."""
+    sums: dict[str, dict[tuple[int, str], float]] = {name: {} for name in own}
+    for weight, turn, name in zip(weights, turns, own, strict=True):
+        key = (turn.launch, turn.plan)
+        sums[name][key] = sums[name].get(key, 0.0) + float(weight)
+    return {
+        name: sum(1.0 / (launch_log**2 + scatter**2 / w) for w in by.values()) ** -0.5
+        for name, by in sums.items()
+    }

@@ -46,7 +46,13 @@ from flopwright.planner.tournament import (
     prior_choice,
     twin_of,
 )
-from flopwright.planner.tournament_referee import HALVINGS, Rules, decide, worth_racing
+from flopwright.planner.tournament_referee import (
+    Rules,
+    decide,
+    leg_rules,
+    legs_of,
+    worth_racing,
+)
 from flopwright.planner.tournament_result import TournamentResult, result_of
 from flopwright.planner.tournament_times import TurnTime
 from flopwright.report.metrics import Measurement
@@ -66,9 +72,6 @@ PLANS: Final = "plans"
 _HEAT_SHARE: Final = 0.4
 _HEAT_ROUNDS: Final = 5
 _RACE_ROUNDS: Final = 40
-# Launches of a race, and what of the time that is left each may take.
-LEGS: Final = 3
-LEG_SHARES: Final = (0.4, 0.5, 1.0)
 _MORE_STEPS: Final = 4000  # than any race makes: the referee ends it
 _HELD_OUT_SEQUENCES: Final = 16
 _RACE_LAUNCHES: Final = 1000
@@ -212,22 +215,27 @@ def _race(tourney: _Tourney) -> bool:
     """Runs all contenders, the chosen one twice; returns whether the race came to its end.
 
     It has several launches: a process that starts anew lays its memory out anew, so that a
-    plan that was lucky in one is not in all. In the first one plans leave that are behind; in
-    the later ones those that are left run in another order each.
+    plan that was lucky in one is not in all. Who leaves is decided with all that ran before.
     """
     state, options = tourney.state, tourney.options
-    for leg in range(state.legs, LEGS):
+    legs = legs_of(options.budget_s)
+    for leg in range(state.legs, legs):
         gone = {r.name for r in tourney.state.refused} | set(tourney.state.left)
-        names = [c.name for c in state.contenders if c.name not in gone]
-        names.append(twin_of(state.chosen))
-        rules = Rules(
-            names=tuple(names if leg % 2 == 0 else reversed(names)),
-            stay=frozenset({state.chosen, state.uncalibrated, twin_of(state.chosen)}),
-            budget_s=max(0.0, options.budget_s - tourney.state.spent_s) * LEG_SHARES[leg],
+        rules = leg_rules(
+            leg,
+            legs,
+            [c.name for c in state.contenders if c.name not in gone],
+            chosen=state.chosen,
+            twin=twin_of(state.chosen),
+            stay=(state.uncalibrated,),
+            left_s=max(0.0, options.budget_s - tourney.state.spent_s),
+        )
+        rules = replace(
+            rules,
             timeout_s=options.timeout_s,
             max_rounds=_RACE_ROUNDS,
             steps_per_turn=options.steps_per_turn,
-            halvings=HALVINGS if leg == 0 else (),
+            earlier=tuple(_all_turns(tourney)),
         )
         if not _trials(tourney, RACE, rules, probe=False):
             return False
@@ -259,7 +267,7 @@ def _trials(tourney: _Tourney, stage: str, rules: Rules, *, probe: bool) -> bool
             _plan_files(tourney, rules.names),
             tourney.folder / stage,
             launch_options,
-            _referee(rules),
+            _referee(rules, _RACE_LAUNCHES if stage == RACE else 0),
             tourney.show,
         )
     finally:
@@ -268,16 +276,26 @@ def _trials(tourney: _Tourney, stage: str, rules: Rules, *, probe: bool) -> bool
     return not found.interrupted
 
 
-def _referee(rules: Rules) -> Callable[[Sequence[TrialTurn], Mapping[str, str], float], Ruling]:
+def _referee(
+    rules: Rules, shift: int
+) -> Callable[[Sequence[TrialTurn], Mapping[str, str], float], Ruling]:
     def judge(turns: Sequence[TrialTurn], retired: Mapping[str, str], elapsed_s: float) -> Ruling:
-        decision = decide(rules, [_turn(t) for t in turns], retired, elapsed_s)
+        decision = decide(rules, [_turn(t, shift) for t in turns], retired, elapsed_s)
         return Ruling(retired=decision.retired, stop=decision.stop)
 
     return judge
 
 
-def _turn(turn: TrialTurn) -> TurnTime:
-    return TurnTime(launch=turn.launch, round=turn.round, plan=turn.plan, step_s=turn.step_s)
+def _turn(turn: TrialTurn, shift: int = 0) -> TurnTime:
+    return TurnTime(
+        launch=turn.launch + shift, round=turn.round, plan=turn.plan, step_s=turn.step_s
+    )
+
+
+def _all_turns(tourney: _Tourney) -> list[TurnTime]:
+    """Returns the turns of heat and race, whose launches are others than the heat's."""
+    heat = [_turn(t) for t in read_turns(tourney.folder / HEAT)]
+    return [*heat, *(_turn(t, _RACE_LAUNCHES) for t in read_turns(tourney.folder / RACE))]
 
 
 def _keep(tourney: _Tourney, found: Trials) -> None:
@@ -368,12 +386,10 @@ def _open_store(url: str | None) -> Store | None:
 
 def _result(tourney: _Tourney, *, finished: bool) -> TournamentResult | None:
     state = tourney.state
-    heat = [_turn(t) for t in read_turns(tourney.folder / HEAT)]
-    raced = [_turn(t) for t in read_turns(tourney.folder / RACE)]
-    if not {state.chosen, state.uncalibrated} <= {t.plan for t in raced}:
+    turns = _all_turns(tourney)
+    raced = {t.plan for t in turns if t.launch > _RACE_LAUNCHES}
+    if not {state.chosen, state.uncalibrated} <= raced:
         return None
-    # A race's launches are others than the heat's of the same number.
-    turns = [*heat, *(replace(t, launch=t.launch + _RACE_LAUNCHES) for t in raced)]
     return result_of(
         state.contenders,
         turns,

@@ -74,7 +74,7 @@ def _lines(result: TournamentResult) -> list[str]:
     noise = "not known" if result.noise_floor is None else f"{result.noise_floor:.1%}"
     crossed = ""
     if result.regret_crossed is not None:
-        crossed = f" ({result.regret_crossed:+.1%} against the best of the other half of rounds)"
+        crossed = f" ({result.regret_crossed:+.1%} against the best of the other launches)"
     lines = [
         f"* the planner's choice: {result.chosen}, {own.regret:.1%} slower than the measured best"
         f"{crossed}; noise floor {noise}",

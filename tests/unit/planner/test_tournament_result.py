@@ -104,6 +104,30 @@ def test_a_lucky_best_is_unmasked_by_the_other_half_of_the_rounds() -> None:
     assert float(np.mean(plain)) > 5 * sigma
 
 
+@pytest.mark.slow
+def test_the_luck_of_launches_is_left_out_too() -> None:
+    """Equal plans, each moved by 10 % in a launch: crossed by launch no regret is left."""
+    plain, crossed = [], []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        found = []
+        for launch in range(3):
+            luck = {n: math.exp(rng.normal(0, 0.1)) for n in (*TRUTH, twin_of("b"))}
+            found += [
+                TurnTime(launch=launch, round=r, plan=n, step_s=s * math.exp(rng.normal(0, 0.02)))
+                for r in range(4)
+                for n, s in luck.items()
+            ]
+        result = outcome(found, left={})
+        assert result.regret_crossed is not None
+        plain.append(result.regret)
+        crossed.append(result.regret_crossed)
+    sigma = float(np.std(crossed)) / math.sqrt(60)
+    # a mean of ratios of two lucks of 10 % is 1 % above 1
+    assert abs(float(np.mean(crossed)) - 0.01) < 3 * sigma
+    assert float(np.mean(plain)) > 0.03
+
+
 def test_plans_without_a_turn_are_left_out() -> None:
     result = outcome([t for t in turns() if t.plan != "d"])
     assert [r.name for r in result.plans] == ["a", "b", "c"]
