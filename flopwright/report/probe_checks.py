@@ -24,8 +24,7 @@ def probe_violations(report: ProbeReport) -> Iterator[tuple[KeyPath, Violation]]
     for group in _GROUPS:
         for index, point in enumerate(getattr(report, group)):
             for name, rule, limit in _of_point(point):
-                path = (group, index, name)
-                yield path, _violation(path, getattr(point, name), rule, limit)
+                yield _at((group, index, name), getattr(point, name), rule, limit)
 
 
 def _of_machine(report: ProbeReport) -> Iterator[tuple[KeyPath, Violation]]:
@@ -42,14 +41,12 @@ def _of_machine(report: ProbeReport) -> Iterator[tuple[KeyPath, Violation]]:
     ]
     for name, wrong, rule, limit in found:
         if wrong:
-            path = ("fingerprint", name)
-            yield path, _violation(path, getattr(where, name), rule, limit)
+            yield _at(("fingerprint", name), getattr(where, name), rule, limit)
     if where.world_size >= 1 and where.world_size % report.nodes:
         rule = f"the {where.world_size} ranks stand on all nodes, equally many on each"
-        yield ("nodes",), _violation(("nodes",), report.nodes, rule, "")
+        yield _at(("nodes",), report.nodes, rule, "")
     if report.host_floor_s > _SECONDS[1]:
-        path = ("host_floor_s",)
-        yield path, _violation(path, report.host_floor_s, "no call takes so long", "1e6 s")
+        yield _at(("host_floor_s",), report.host_floor_s, "no call takes so long", "1e6 s")
 
 
 def _of_point(point: Spec) -> Iterator[tuple[str, str, str]]:
@@ -67,8 +64,8 @@ def _of_point(point: Spec) -> Iterator[tuple[str, str, str]]:
             yield name, "no machine counts so far", f"{_LARGEST:g}"
 
 
-def _violation(path: KeyPath, value: object, rule: str, limit: str) -> Violation:
-    return Violation(
+def _at(path: KeyPath, value: object, rule: str, limit: str) -> tuple[KeyPath, Violation]:
+    return path, Violation(
         field=".".join(map(str, path)),
         value=f"{value}",
         rule=rule,

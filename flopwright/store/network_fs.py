@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,9 @@ NETWORK: Final = frozenset(
         "lustre", "gpfs", "mmfs", "beegfs", "ceph", "glusterfs", "panfs", "wekafs", "pvfs2",
         "orangefs", "gfs", "gfs2", "ocfs2", "acfs", "vastnfs", "juicefs", "sshfs", "s3fs",
         "gcsfuse", "goofys", "rclone", "davfs", "davfs2", "mfs", "moosefs", "quobyte", "cephfs",
+        "ceph-fuse", "lizardfs", "saunafs", "seaweedfs", "alluxio-fuse", "dfuse", "daos",
+        "blobfuse", "blobfuse2", "mount-s3", "mountpoint-s3", "s3ql", "objectivefs", "cunofs",
+        "curlftpfs", "hdfs", "fuse_dfs", "mfsmount", "weed", "xtreemfs",
     }
 )  # fmt: skip
 
@@ -42,8 +46,10 @@ def network_file_system(path: Path, mounts: Path = MOUNTS) -> str | None:
         point = Path(_unescaped(fields[1]))
         # of mounts over each other the last one counts
         if (point == place or point in place.parents) and len(point.parts) >= best:
-            best, kind = len(point.parts), fields[2]
-    name = kind.removeprefix("fuse.").lower()
+            # a fuse program that names no type stands as the device
+            plain = fields[2] == "fuse"
+            best, kind = len(point.parts), f"fuse.{fields[0]}" if plain else fields[2]
+    name = re.split("[:#@]", kind.removeprefix("fuse.").lower())[0]
     return kind if name in NETWORK else None
 
 

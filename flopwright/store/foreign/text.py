@@ -30,7 +30,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(Violation(file=str(path), rule="the log is too large", limit="1 GiB"))
-        with path.open("rb", buffering=_BLOCK_BYTES) as raw:
+        with io.BufferedReader(path.open("rb", buffering=0), _BLOCK_BYTES) as raw:
             if b"\0" in raw.peek(_BLOCK_BYTES):
                 raise InputError(Violation(file=str(path), rule="is no text"))
             yield from _lines(path, io.TextIOWrapper(raw, encoding="utf-8"))

@@ -20,7 +20,18 @@ def mounts(folder: Path, *lines: str) -> Path:
 
 @pytest.mark.parametrize(
     "kind",
-    ["nfs", "nfs4", "cifs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "fuse.juicefs"],
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "fuse.sshfs",
+        "fuse.juicefs",
+        "fuse.ceph-fuse",
+    ],
 )
 def test_network_file_systems_are_known(tmp_path: Path, kind: str) -> None:
     home = tmp_path / "my home"
@@ -29,6 +40,14 @@ def test_network_file_systems_are_known(tmp_path: Path, kind: str) -> None:
     table = mounts(tmp_path, f"server:/x {point} {kind} rw 0 0")
     assert network_file_system(home / "deep" / "store.sqlite", table) == kind
     assert network_file_system(tmp_path / "store.sqlite", table) is None
+
+
+def test_a_fuse_program_without_a_type_is_known_by_its_device(tmp_path: Path) -> None:
+    for device, wanted in (("blobfuse2", "fuse.blobfuse2"), ("s3fs#b", "fuse.s3fs#b")):
+        table = mounts(tmp_path, f"{device} {tmp_path} fuse rw 0 0")
+        assert network_file_system(tmp_path / "s.sqlite", table) == wanted
+    local = mounts(tmp_path, f"encfs {tmp_path} fuse rw 0 0")
+    assert network_file_system(tmp_path / "s.sqlite", local) is None
 
 
 def test_the_nearest_mount_counts(tmp_path: Path) -> None:
