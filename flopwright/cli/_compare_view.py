@@ -47,24 +47,12 @@ def show(console: Console, report: ComparisonReport, by: str = "run") -> None:
         for finding in run.after.findings[1:3]:
             console.print(f"  then {finding.text}", highlight=False)
     for run in report.runs:
-        line = routing_line(run)
+        line = run.routing_text()
         if line:
             console.print(line, highlight=False)
     for drift in report.drifts:
         if drift.alarm:
             console.print(f"[bold red]slower:[/] {drift.text()}", highlight=False)
-
-
-def routing_line(run: ComparedRun) -> str:
-    """Returns what uneven routing did to the memory, "" where experts stand on no other ranks."""
-    routed, plain = run.after.routed_memory, run.after.memory_classes
-    if not routed:
-        return ""
-    before, given = (sum(c.share for c in classes) for classes in (plain, routed))
-    return (
-        f"memory of {run.plan_name}: {before:+.1%} as predicted with even routing, {given:+.1%} "
-        "given the rows that its experts got"
-    )
 
 
 def _group_table(report: ComparisonReport, by: GroupKey) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flopwright.errors import InputError, Violation
 from flopwright.report.compare import ClassComparison, Comparison
-from flopwright.report.compare_html_parts import alarms, details, split_figure
+from flopwright.report.compare_html_parts import alarms, details, routing, split_figure
 from flopwright.report.compare_report import ComparedRun, ComparisonReport
 from flopwright.report.compare_style import (
     AFTER,
@@ -65,7 +65,7 @@ def comparison_html(report: ComparisonReport) -> str:
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         f"<title>predicted and measured</title><style>{_CSS}</style></head><body>"
         f"<h1>Predicted and measured</h1>{alarms(report)}{_summary(report)}{_table(report)}"
-        f"{details(report)}{charts}</body></html>\n"
+        f"{routing(report)}{details(report)}{charts}</body></html>\n"
     )
 
 

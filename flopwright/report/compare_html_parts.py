@@ -39,6 +39,12 @@ def alarms(report: ComparisonReport) -> str:
     return "".join(f"<p class='alarm'>Slower: {html.escape(text)}</p>" for text in found)
 
 
+def routing(report: ComparisonReport) -> str:
+    """Returns a paragraph for each run whose experts got uneven rows."""
+    texts = filter(None, (r.routing_text() for r in report.runs))
+    return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
+
+
 def details(report: ComparisonReport) -> str:
     """Returns what to open: each run's findings, ranks, links and kernel classes."""
     return "".join(_run_details(run) for run in report.runs)

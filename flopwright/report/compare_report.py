@@ -33,6 +33,17 @@ class ComparedRun(Spec):
     before: Comparison | None = None
     after: Comparison
 
+    def routing_text(self) -> str:
+        """Returns what uneven routing did to the memory, "" where it was even or not counted."""
+        routed, plain = self.after.routed_memory, self.after.memory_classes
+        if not routed:
+            return ""
+        even, given = (sum(c.share for c in classes) for classes in (plain, routed))
+        return (
+            f"memory of {self.plan_name}: {even:+.1%} as predicted with even routing, "
+            f"{given:+.1%} given the rows that its experts got"
+        )
+
 
 class ErrorSummary(Spec):
     """Errors over a set of runs, as fractions.

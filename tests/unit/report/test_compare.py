@@ -202,6 +202,19 @@ def test_the_html_needs_no_network_and_escapes_names() -> None:
     assert "weights (memory)" in page
 
 
+def test_the_html_says_what_uneven_routing_did_to_the_memory() -> None:
+    pytest.importorskip("plotly")
+    report = example_report()
+    assert "even routing" not in comparison_html(report)
+    run = report.runs[0]
+    routed = run.after.memory_classes[0].model_copy(update={"share": -0.031})
+    after = run.after.model_copy(update={"routed_memory": (routed,)})
+    uneven = run.model_copy(update={"after": after, "plan_name": "<b>"})
+    page = comparison_html(make_report([uneven, *report.runs[1:]]))
+    assert "with even routing, -3.1% given the rows that its experts got</p>" in page
+    assert "memory of &lt;b&gt;: " in page
+
+
 def test_labels_are_for_people() -> None:
     assert label("ep_comm") == "EP comm"
     assert label("optimizer_state") == "optimizer state"
