@@ -41,6 +41,9 @@ def page() -> None:
     except InputError as error:
         show_problems(error, "This plan cannot be exported so")
         return
+    hbm_bytes = scenario.cluster.node.gpu.hbm_bytes
+    if (lacks := predicted(scenario, plan).metrics.peak_memory_bytes - hbm_bytes) > 0:
+        st.error(f"**This plan does not fit:** it lacks {show_bytes(lacks)} a GPU")
     failed = [c.name for c in made.checks if c.failed]
     if failed:
         st.error(f"**{plural(len(failed), 'file')} failed its check:** {', '.join(failed)}")

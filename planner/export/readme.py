@@ -114,6 +114,8 @@ def _expect(plan: PlanFile, prediction: Prediction) -> str:
     whole = whole_run(plan.scenario, prediction)
     days = whole.days_interval
     usd = "" if whole.usd is None else f" | money | {whole.usd:,.0f} USD |\n"
+    hbm_bytes = plan.scenario.cluster.node.gpu.hbm_bytes
+    lacks = " (**it does not fit**)" if metrics.peak_memory_bytes > hbm_bytes else ""
     return (
         "## What to expect\n\n"
         "| quantity | predicted |\n|---|---|\n"
@@ -121,7 +123,7 @@ def _expect(plan: PlanFile, prediction: Prediction) -> str:
         f"({interval.probability:.0%} interval: {show_seconds(interval.low)} to "
         f"{show_seconds(interval.high)}) |\n"
         f"| peak memory of the fullest rank | {_gib(metrics.peak_memory_bytes)} of "
-        f"{_gib(plan.scenario.cluster.node.gpu.hbm_bytes)} |\n"
+        f"{_gib(hbm_bytes)}{lacks} |\n"
         f"| tokens/s | {show_count(metrics.tokens_per_s)} |\n"
         f"| tokens/s a GPU | {metrics.tokens_per_s_per_gpu:,.4g} |\n"
         f"| MFU (dense peak, no recompute counted) | {metrics.mfu:.1%} |\n"

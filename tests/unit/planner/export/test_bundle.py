@@ -194,3 +194,15 @@ def test_fallbacks_stand_in_the_bundle_with_their_numbers(
     without = bundle(k2, prediction, trace)
     assert json.loads(without["fallbacks.json"])["fallbacks"] == []
     assert "No plan was found" in without["README.md"].decode()
+
+
+def test_a_plan_that_does_not_fit_says_so(
+    k2: PlanFile, prediction: Prediction, trace: Trace
+) -> None:
+    assert "does not fit" not in bundle(k2, prediction, trace)["README.md"].decode()
+    gpu = k2.scenario.cluster.node.gpu.model_copy(update={"hbm_bytes": 2**34})
+    node = k2.scenario.cluster.node.model_copy(update={"gpu": gpu})
+    cluster = k2.scenario.cluster.model_copy(update={"node": node})
+    small = k2.model_copy(update={"scenario": k2.scenario.model_copy(update={"cluster": cluster})})
+    text = bundle(small, prediction, trace)["README.md"].decode()
+    assert "of 16.0 GiB (**it does not fit**)" in text
