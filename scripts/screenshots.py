@@ -54,7 +54,9 @@ class Page(NamedTuple):
 
 
 K2 = "kimi_k2_pretrain_2048gpu_h800_bf16"
-PLAN = "plan=pp%3D16+ep%3D16+zero_stage%3D1+recompute%3Dselective+fp8_activations"
+PLAN = (
+    "plan=pp%3D16+ep%3D16+zero_stage%3D1+recompute%3Dselective+fp8_activations+activation_offload"
+)
 PAGES = (
     Page("explore", f"?scenario={K2}&top=5", "521,004 candidates", 3),
     Page("plan", f"plan?scenario={K2}", "Download plan.yaml", 1),
