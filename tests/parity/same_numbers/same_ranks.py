@@ -79,7 +79,7 @@ class Routing:
         self._trial, self._reference, self._replay = trial, reference, replay
         self._inner = trial.runner.parts.around
         self._rows = own_rows(trial)
-        moe = MODELS["k2"].moe
+        moe = MODELS[trial.entry.plan.scenario.model.name].moe
         assert moe is not None
         self._first = moe.first_dense_layers
         self.step = 0
@@ -144,7 +144,8 @@ def compare(
     assert not violations, (row.name, violations)
     began = time.perf_counter()
     trial = start_trial(entry, spec.workload, dataset(spec.workload), registry, CPU)
-    routing = Routing(trial, reference, replay=mode == "b") if row.model == "k2" else None
+    routed = reference.choices is not None
+    routing = Routing(trial, reference, replay=mode == "b") if routed else None
     if routing is not None and mode != "a":
         trial.runner.parts = replace(trial.runner.parts, around=routing)
     losses = torch.zeros(steps, dtype=torch.float64)
