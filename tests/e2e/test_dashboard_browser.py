@@ -204,7 +204,8 @@ def test_a_hostile_upload_is_refused_and_the_session_goes_on(
     fields.nth(index).set_input_files({"name": file, "mimeType": "", "buffer": content})
     if what != "scenario":
         # a file on its way would be lost with the box that is closed
-        view.locator('[data-testid="stFileUploaderFile"]').first.wait_for()
+        view.get_by_text(re.compile(r"^\d+(\.\d+)? ?B$")).first.wait_for()
+        view.wait_for_timeout(1000)
         view.keyboard.press("Escape")
         view.get_by_role("button", name="Plan", exact=True).click()
     shown(view, words)
