@@ -17,7 +17,9 @@ from flopwright.store.foreign.verl import read_verl
 
 
 @pytest.mark.parametrize(
-    "read", [lambda p: read_steps(p, "megatron"), read_verl, read_kineto], ids=str
+    "read",
+    [lambda p: read_steps(p, "megatron"), read_verl, read_kineto],
+    ids=("megatron", "verl", "kineto"),
 )
 def test_a_file_of_nothing_is_refused_at_its_first_block(
     read: Callable[[Path], object], tmp_path: Path
