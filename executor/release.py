@@ -15,7 +15,7 @@ from flopwright.executor.checkpoint.load import check_files, checkpoint_tokenize
 from flopwright.executor.checkpoint.manifest import Manifest, find_checkpoint, read_manifest
 from flopwright.executor.checkpoint.storage import read_slices
 from flopwright.models.formats.mx import ScaleRule
-from flopwright.models.formats.plan import TARGET_NAMES, target_layout
+from flopwright.models.formats.plan import TARGET_NAMES, nothing_covered, target_layout
 from flopwright.models.hf.write import DEFAULT_SHARD_BYTES, write_checkpoint
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.parameters import parameters
@@ -80,11 +80,8 @@ def release_run(
 def _check_covers(to: str, model: ModelSpec) -> None:
     """Refuses a format whose releases quantise nothing that the model has."""
     target = target_layout(to, "")
-    if target is None or any(p.role in target.format.roles for p in parameters(model)):
-        return
-    roles = ", ".join(sorted(target.format.roles))
-    rule = f"the model has no matrix of a kind that {to} releases quantise ({roles})"
-    raise InputError(Violation(field="--to", value=to, rule=rule, nearest_fix="block_fp8"))
+    if target is not None and not any(p.role in target.format.roles for p in parameters(model)):
+        raise nothing_covered(target)
 
 
 def _weights(where: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:

@@ -125,10 +125,16 @@ def plan_moves(weights: Iterable[StoredWeight], target: Layout | None) -> list[M
         ]
         raise_all(problems + _stacks(moves, target))
         if not any(m.target is target for m in moves):
-            roles = ", ".join(sorted(target.format.roles))
-            rule = f"no matrix here is of a kind that {target.name} releases quantise ({roles})"
-            raise InputError(Violation(field="--to", value=target.name, rule=rule))
+            raise nothing_covered(target)
     return moves
+
+
+def nothing_covered(target: Layout) -> InputError:
+    """Returns the error of a model that has nothing which a format's releases quantise."""
+    roles = ", ".join(sorted(target.format.roles))
+    rule = f"no matrix here is of a kind that {target.name} releases quantise ({roles})"
+    fix = "block_fp8, which takes the matrices of all blocks"
+    return InputError(Violation(field="--to", value=target.name, rule=rule, nearest_fix=fix))
 
 
 def _stacks(moves: list[Move], target: Layout) -> list[Violation]:

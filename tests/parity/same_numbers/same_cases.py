@@ -25,17 +25,18 @@ SEQ: Final = 16
 BATCH: Final = 16
 TAU: Final = 0.25  # below the first weights' logits: heads are clipped from the first step on
 COMMON: Final[dict[str, Any]] = {"hidden_size": 32, "num_layers": 4, "vocab_size": 64}
+LATENT: Final = MlaAttention(
+    num_heads=4,
+    q_lora_rank=16,
+    kv_lora_rank=12,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=4,
+    v_head_dim=8,
+)
 MODELS: Final = {
     "k2": ModelSpec(
         name="k2",
-        attention=MlaAttention(
-            num_heads=4,
-            q_lora_rank=16,
-            kv_lora_rank=12,
-            qk_nope_head_dim=8,
-            qk_rope_head_dim=4,
-            v_head_dim=8,
-        ),
+        attention=LATENT,
         mlp=Mlp(intermediate_size=48),
         moe=Moe(
             num_experts=8,
@@ -52,16 +53,7 @@ MODELS: Final = {
     ),
     "k3": ModelSpec(
         name="k3",
-        attention=MlaAttention(
-            num_heads=4,
-            q_lora_rank=16,
-            kv_lora_rank=12,
-            qk_nope_head_dim=8,
-            qk_rope_head_dim=4,
-            v_head_dim=8,
-            rope=None,
-            output_gate=True,
-        ),
+        attention=LATENT.model_copy(update={"rope": None, "output_gate": True}),
         linear_attention=KdaAttention(num_heads=4, head_dim=8, decay_lower_bound=-5),
         full_attention_layers=(2,),
         attn_res_block=2,

@@ -87,5 +87,5 @@ def test_a_model_without_experts_is_no_int4_release(
     with pytest.raises(SystemExit) as ended:
         main(["convert", str(tmp_path), str(tmp_path / "out"), "--to", "int4_g32"])
     assert ended.value.code == 2
-    assert "no matrix of a kind that int4_g32 releases quantise" in capsys.readouterr().err
+    assert "no matrix here is of a kind that int4_g32 releases quantise" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

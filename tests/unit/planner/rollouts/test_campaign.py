@@ -47,6 +47,19 @@ def test_the_best_of_round_one_ends_in_a_storm_and_the_throttle_does_not(found):
 
 
 @pytest.mark.slow
+def test_a_small_cache_makes_the_storm_dear():
+    found = campaign(_growing(), rounds=10, growth=8, slots=(16, 24, 32, 48, 64, 128))
+    assert found.first_best.slots == 128
+    assert sum(found.first_best.preemptions[:2]) == 0
+    assert found.storm > 2  # every attempt loses its cache more than twice
+    assert found.fixed_behind > 0.1
+    assert found.behind < 0.10
+    assert found.worst_round < 0.10
+    throttled = sum(found.throttled.preemptions) / len(found.throttled.preemptions)
+    assert throttled < 0.25 * found.storm * found.attempts
+
+
+@pytest.mark.slow
 def test_the_optimum_is_the_least_of_each_round(found):
     for number, least in enumerate(found.optimum_s):
         assert least == min(run.round_s[number] for run in found.fixed)
