@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +30,7 @@ class LogKind(StrEnum):
 
 
 _LONGEST_NAME = 200
-_OF_STEPS = frozenset({LogKind.MEGATRON, LogKind.TORCHTITAN, LogKind.DEEPSPEED})
+_MEASURED = frozenset({LogKind.MEGATRON, LogKind.TORCHTITAN, LogKind.DEEPSPEED, LogKind.KINETO})
 
 
 def import_log(
@@ -48,6 +49,10 @@ def import_log(
     stack: Annotated[
         str, typer.Option("--software", help="What ran it, e.g. 'mcore-0.16 cuda-12.8'.")
     ] = "",
+    machine: Annotated[
+        str | None,
+        typer.Option("--machine", help="Which of several equal machines; each has its series."),
+    ] = None,
     discard: Annotated[
         int, typer.Option("--discard", min=0, help="First lines that are left out of the time.")
     ] = 3,
@@ -67,7 +72,9 @@ def import_log(
     """
     from flopwright.store import open_store
 
-    found = _read(logs, kind, plan, name, stack, discard, gpus)
+    _check_names(kind, name, machine)
+    ran = _Ran(stack=stack, host=machine or "", discard=discard)
+    found = _read(logs, kind, plan, name, ran, gpus)
     kept = open_store(store)
     measurement, record = found
     # The id is that of the content: a log read again is known, whenever that was.
@@ -85,36 +92,57 @@ def import_log(
     typer.echo(f"store: {kept.url}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """What the command line says of a training run."""
+
+    stack: str
+    host: str
+    discard: int
+
+
+def _check_names(kind: LogKind, name: str | None, machine: str | None) -> None:
+    """Refuses names that no table can show, and a machine where nothing has a series."""
+    from flopwright.errors import InputError, Violation
+
+    rule = f"must be printable text of 1 to {_LONGEST_NAME} characters"
+    wrong = []
+    if name is not None and not _is_name(name):
+        fix = "leave it out: the plan's or the file's name is taken"
+        wrong.append(Violation(field="--name", value=ascii(name[:40]), rule=rule, nearest_fix=fix))
+    if machine is not None and not _is_name(machine):
+        fix = "leave it out, or name the host"
+        wrong.append(
+            Violation(field="--machine", value=ascii(machine[:40]), rule=rule, nearest_fix=fix)
+        )
+    if machine is not None and kind not in _MEASURED:
+        rule = f"goes with {', '.join(sorted(_MEASURED))}: a log of {kind} is no step of a series"
+        fix = "leave it out; --name tells logs apart"
+        wrong.append(Violation(field="--machine", rule=rule, nearest_fix=fix))
+    if wrong:
+        raise InputError(wrong)
+
+
 def _read(
     logs: Sequence[Path],
     kind: LogKind,
     plan: Path | None,
     name: str | None,
-    stack: str,
-    discard: int,
+    ran: _Ran,
     gpus: int | None,
 ) -> tuple[Measurement | None, Record | None]:
     """Returns the measurement, or the other record, that the logs hold."""
     from flopwright.errors import InputError, Violation
 
-    if name is not None and not _is_name(name):
-        raise InputError(
-            Violation(
-                field="--name",
-                value=ascii(name[:40]),
-                rule=f"must be printable text of 1 to {_LONGEST_NAME} characters",
-                nearest_fix="leave it out: the plan's or the file's name is taken",
-            )
-        )
     if kind is not LogKind.KINETO and len(logs) > 1:
         raise InputError(
             Violation(field="LOGS", value=str(len(logs)), rule=f"{kind} takes one log at a time")
         )
-    if kind in _OF_STEPS or kind is LogKind.KINETO:
+    if kind in _MEASURED:
         of = _plan(plan, kind)
         if name is not None:
             of = of.model_copy(update={"name": name})
-        return _measured(logs, kind, of, stack, discard), None
+        return _measured(logs, kind, of, ran), None
     return None, _record(logs[0], kind, name or logs[0].stem, gpus)
 
 
@@ -138,9 +166,7 @@ def _plan(path: Path | None, kind: LogKind) -> PlanFile:
     return load_plan(path)
 
 
-def _measured(
-    logs: Sequence[Path], kind: LogKind, plan: PlanFile, stack: str, discard: int
-) -> Measurement:
+def _measured(logs: Sequence[Path], kind: LogKind, plan: PlanFile, ran: _Ran) -> Measurement:
     from typing import cast
 
     from flopwright.simulator.comparison.foreign import measurement_of_log, measurement_of_traces
@@ -148,9 +174,10 @@ def _measured(
     from flopwright.store.foreign.steps import StepsKind, read_steps
 
     if kind is LogKind.KINETO:
-        return measurement_of_traces([read_kineto(p) for p in logs], plan, stack=stack)
+        traces = [read_kineto(p) for p in logs]
+        return measurement_of_traces(traces, plan, stack=ran.stack, host=ran.host)
     log = read_steps(logs[0], cast(StepsKind, kind.value))
-    return measurement_of_log(log, plan, stack=stack, discard=discard)
+    return measurement_of_log(log, plan, stack=ran.stack, host=ran.host, discard=ran.discard)
 
 
 def _record(path: Path, kind: LogKind, name: str, gpus: int | None) -> Record:
@@ -158,6 +185,7 @@ def _record(path: Path, kind: LogKind, name: str, gpus: int | None) -> Record:
 
     from flopwright.report.records import EngineRecord, RoundsRecord, with_own_id
     from flopwright.store.foreign.engines import EngineKind, read_engine_log
+    from flopwright.store.foreign.text import iso_of
     from flopwright.store.foreign.verl import read_verl
 
     about: dict[str, Any] = {"id": "", "created": "", "name": name, "source": kind.value}
@@ -166,8 +194,10 @@ def _record(path: Path, kind: LogKind, name: str, gpus: int | None) -> Record:
         rounds = with_own_id(RoundsRecord(**about, gpus=gpus, rounds=read_verl(path)))
         return rounds.model_copy(update={"created": now})
     engine: EngineKind = "vllm" if kind is LogKind.VLLM else "sglang"
-    log = with_own_id(EngineRecord(**about, lines=read_engine_log(path, engine).lines))
-    return log.model_copy(update={"created": now})
+    found = read_engine_log(path, engine)
+    log = with_own_id(EngineRecord(**about, lines=found.lines))
+    created = now if found.ended_s is None else iso_of(found.ended_s)
+    return log.model_copy(update={"created": created})
 
 
 def _summary(data: dict[str, Any]) -> str:

@@ -138,11 +138,11 @@ def find_drifts(
             slower raises the alarm; "stack" compares within equal software only.
         false_alarm, least: see `drift_of`.
     """
-    series: dict[tuple[str, str], list[Measurement]] = {}
+    series: dict[tuple[str, str, str], list[Measurement]] = {}
     for m in measurements:
         if isinstance(m.metrics, StepMetrics):
             where = m.fingerprint.stack_id() if by == "stack" else hardware_id(m.fingerprint)
-            series.setdefault((_plan_key(m), where), []).append(m)
+            series.setdefault((_plan_key(m), where, m.fingerprint.host), []).append(m)
     found = [
         _of_plan(sorted(runs, key=lambda m: (m.created, m.id)), false_alarm, least)
         for runs in series.values()
@@ -166,6 +166,8 @@ def _of_plan(runs: Sequence[Measurement], false_alarm: float, least: float) -> P
     drift = drift_of([m.metrics.step_time_s for m in runs], false_alarm=false_alarm, least=least)
     last = runs[-1]
     where = f"{last.fingerprint.gpu or last.fingerprint.processor}"
+    if last.fingerprint.host:
+        where = f"{last.fingerprint.host} ({where})"
     found = PlanDrift(
         plan_name=last.plan_name,
         where=f"{where}, {last.fingerprint.world_size} ranks",

@@ -28,7 +28,9 @@ class Finding(Spec):
         ranks: whose; of a memory class the stage. Empty of all.
         share: (predicted - measured) / measured whole (step time, or tensor bytes of the
             fullest stage).
-        factor: measured over predicted of the cause alone; None where nothing was singled out.
+        factor: by which the cause alone takes more than predicted, fitted beside the other
+            causes and to all that it is part of; so it need not be measured / predicted, which
+            are of all that the cause is part of. None where nothing was singled out.
         sigmas: how far it stands out of the noise; None likewise.
     """
 
@@ -122,9 +124,19 @@ def _finding(cause: Cause, step_s: float, stage_bytes: Sequence[int]) -> Finding
         factor=cause.factor,
         sigmas=cause.sigmas,
         text=f"{label_of(cause.kind, cause.name, cause.ranks)}: "
-        f"{_amounts(memory, cause.predicted, cause.measured)} (x {cause.factor:.2f}); "
+        f"{_amounts(memory, cause.predicted, cause.measured)}{_factors(cause)}; "
         f"{_side(share, memory)}",
     )
+
+
+def _factors(cause: Cause) -> str:
+    """Returns measured / predicted in words, and the cause's own factor where it is another."""
+    if cause.predicted <= 0:
+        return ""
+    ratio, own = (f"{f:.3g}" for f in (cause.measured / cause.predicted, cause.factor))
+    if ratio == own:
+        return f" (x {ratio})"
+    return f" (x {ratio}; the cause alone x {own})"
 
 
 def label_of(kind: str, name: str, ranks: Sequence[int]) -> str:

@@ -148,8 +148,15 @@ class Prediction(Spec):
     assumptions: tuple[str, ...] = ()
 
 
-class Fingerprint(Spec):
-    """Where a measurement comes from: hardware and software, as far as they can be asked."""
+class Fingerprint(Grown):
+    """Where a measurement comes from: hardware and software, as far as they can be asked.
+
+    Attributes:
+        host: which of several equal machines, where somebody said so; their runs are learnt
+            from together, but each machine's are a series of their own.
+    """
+
+    later_fields: ClassVar[tuple[str, ...]] = ("host",)
 
     machine: str
     processor: str
@@ -161,10 +168,11 @@ class Fingerprint(Spec):
     python: str
     packages: dict[str, str] = Field(default_factory=dict)
     tool_version: str
+    host: str = ""
 
     def stack_id(self) -> str:
         """Returns the id of hardware and software together; a calibration is local to it."""
-        return self.content_hash()
+        return self.model_copy(update={"host": ""}).content_hash()
 
 
 Metrics = Annotated[StepMetrics | RoundMetrics | StageMetrics, Field(union_mode="left_to_right")]

@@ -20,6 +20,7 @@ from flopwright.report.records import FOREIGN
 from flopwright.simulator.training.metrics import step_metrics
 from flopwright.store.foreign.kineto import KinetoTrace
 from flopwright.store.foreign.steps import StepsLog, step_seconds
+from flopwright.store.foreign.text import iso_of
 
 # First lines that are left out: allocators, compilation and caches are cold.
 DISCARDED: Final = 3
@@ -38,13 +39,21 @@ _GROUPS: Final = (
 
 
 def measurement_of_log(
-    log: StepsLog, plan: PlanFile, *, stack: str = "", discard: int = DISCARDED
+    log: StepsLog,
+    plan: PlanFile,
+    *,
+    stack: str = "",
+    host: str = "",
+    discard: int = DISCARDED,
 ) -> Measurement:
     """Returns a training log as the measurement of the plan that it ran.
+
+    It was made when the log's last line was, or now where the log has no dates.
 
     Args:
         stack: what software ran it, as far as known; runs of one stack are compared and learnt
             from together.
+        host: the machine's name, as far as known; each has a series of its own.
         discard: first lines left out, unless there are hardly more.
 
     Raises:
@@ -69,13 +78,15 @@ def measurement_of_log(
         samples,
         discarded=len(timed) - len(kept),
         software=f"{log.kind} {stack}".strip(),
+        host=host,
+        ended_s=log.ended_s,
         losses=losses,
         notes=notes,
     )
 
 
 def measurement_of_traces(
-    traces: Sequence[KinetoTrace], plan: PlanFile, *, stack: str = ""
+    traces: Sequence[KinetoTrace], plan: PlanFile, *, stack: str = "", host: str = ""
 ) -> Measurement:
     """Returns profiled ranks as the measurement of the plan that they ran.
 
@@ -107,6 +118,8 @@ def measurement_of_traces(
         samples,
         discarded=0,
         software=f"kineto {stack}".strip(),
+        host=host,
+        ended_s=max((t.ended_s for t in traces if t.ended_s is not None), default=None),
         notes=("profiled: steps take longer than without the profiler",),
         ranks=metrics,
         links=_links(traces, split),
@@ -182,6 +195,8 @@ def _measurement(
     *,
     discarded: int,
     software: str,
+    host: str,
+    ended_s: float | None,
     losses: tuple[float, ...] = (),
     notes: tuple[str, ...] = (),
     ranks: tuple[RankMetrics, ...] = (),
@@ -191,7 +206,7 @@ def _measurement(
     low, high = np.quantile(samples, (0.1, 0.9))
     unnamed = Measurement(
         id="",
-        created="",
+        created="" if ended_s is None else iso_of(ended_s),
         plan_name=plan.name,
         plan=plan.to_data(),
         metrics=step_metrics(plan.scenario, plan.parallel.world_size, step_time_s),
@@ -209,6 +224,7 @@ def _measurement(
             gpu=None if node.gpu.kind == "cpu" else node.gpu.name,
             python="",
             tool_version=software,
+            host=host,
         ),
         losses=losses,
         mismatch=notes,
@@ -216,5 +232,5 @@ def _measurement(
         links=links,
     )
     digest = hashlib.sha256(unnamed.model_dump_json().encode()).hexdigest()
-    created = datetime.now(UTC).isoformat(timespec="seconds")
+    created = unnamed.created or datetime.now(UTC).isoformat(timespec="seconds")
     return unnamed.model_copy(update={"id": digest[:16], "created": created})

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final, Literal
 
 from flopwright.report.records import EngineLine
-from flopwright.store.foreign.steps import when
 from flopwright.store.foreign.text import (
     CUT_SHORT,
     broken,
     nothing_found,
     numbered_lines,
     refuse_open_end,
+    when,
 )
 
 EngineKind = Literal["vllm", "sglang"]
@@ -32,10 +32,16 @@ _SGLANG_TIME: Final = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[^\]]*\]")
 
 @dataclass(frozen=True, slots=True)
 class EngineLog:
-    """What an engine logged, in the order of the file."""
+    """What an engine logged, in the order of the file.
+
+    Attributes:
+        ended_s: when the last line was written, in seconds since 1970 (zone: UTC); None where
+            lines have no date, or one without a year.
+    """
 
     kind: EngineKind
     lines: tuple[EngineLine, ...]
+    ended_s: float | None = None
 
 
 def read_engine_log(path: Path, kind: EngineKind) -> EngineLog:
@@ -57,7 +63,8 @@ def read_engine_log(path: Path, kind: EngineKind) -> EngineLog:
         line if t is None or first is None else line.model_copy(update={"time_s": t - first})
         for t, line in found
     )
-    return EngineLog(kind, lines)
+    last = next((t for t, _ in reversed(found) if t is not None), None)
+    return EngineLog(kind, lines, last if kind == "sglang" else None)
 
 
 _Found = list[tuple[float | None, EngineLine]]
@@ -108,7 +115,7 @@ def _sglang(path: Path) -> _Found:
             if begin >= 0:
                 refuse_open_end(path, number, line)
                 stamps = _SGLANG_TIME.findall(line[:begin])
-                at = when(stamps[-1], "%Y-%m-%d %H:%M:%S") if stamps else None
+                at = when(stamps[-1]) if stamps else None
                 out.append((at, _sglang_line(path, number, line[begin:])))
     return out
 

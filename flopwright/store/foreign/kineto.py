@@ -15,6 +15,7 @@ from flopwright.errors import InputError, Violation
 
 MAX_BYTES: Final = 2**31
 _BLOCK_BYTES: Final = 2**16
+_NEVER_NS: Final = 2**63
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")
 # First match wins; names of kernels (GPU) and of operators (CPU).
 _CLASSES: Final = tuple(
@@ -46,6 +47,8 @@ class KinetoTrace:
     Attributes:
         steps_s: seconds of each profiled step ("ProfilerStep#"); the whole trace where none is
             marked.
+        ended_s: when the last event ended, in seconds since 1970; None in traces of profilers
+            that did not write when theirs began.
         kernel_s: seconds a step by kernel class; comm_s: by collective ("all_reduce").
         groups_s: seconds a step by the ranks that a collective ran among, where the trace says.
     """
@@ -57,6 +60,7 @@ class KinetoTrace:
     kernel_s: dict[str, float]
     comm_s: dict[str, float]
     groups_s: dict[tuple[int, ...], dict[str, float]]
+    ended_s: float | None = None
 
 
 def read_kineto(path: Path) -> KinetoTrace:
@@ -93,7 +97,16 @@ def read_kineto(path: Path) -> KinetoTrace:
         kernel_s=kernel_s,
         comm_s=_by_collective(collectives, count),
         groups_s=_by_group(collectives, count),
+        ended_s=_ended_s(data, done),
     )
+
+
+def _ended_s(data: dict[str, Any], done: Sequence[dict[str, Any]]) -> float | None:
+    """Returns when a trace ended; events' times count from its base."""
+    base = data.get("baseTimeNanoseconds")
+    if not isinstance(base, int | float) or not 0 < base < _NEVER_NS:
+        return None
+    return base * 1e-9 + max(float(e["ts"]) + float(e["dur"]) for e in done) * 1e-6
 
 
 def _check_times(events: Sequence[dict[str, Any]], path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal
@@ -15,6 +14,7 @@ from flopwright.store.foreign.text import (
     CUT_SHORT,
     OPEN_END,
     broken,
+    last_stamp,
     nothing_found,
     numbered_lines,
 )
@@ -31,6 +31,7 @@ class StepLine:
         step_time_s: seconds a step (mean over the steps since the line before).
         tokens_per_s_per_gpu, sequences_per_s: of all ranks.
         flops_per_s_per_gpu: as the program counts them.
+        at_s: when it was written, by the log's own clock, in seconds since 1970 (zone: UTC).
         line: number in the file.
     """
 
@@ -42,6 +43,7 @@ class StepLine:
     loss: float | None = None
     flops_per_s_per_gpu: float | None = None
     memory_bytes: int | None = None
+    at_s: float | None = None
     line: int = 0
 
 
@@ -52,6 +54,11 @@ class StepsLog:
     kind: StepsKind
     file: str
     lines: tuple[StepLine, ...]
+
+    @property
+    def ended_s(self) -> float | None:
+        """When the last line with a date was written, in seconds since 1970."""
+        return next((x.at_s for x in reversed(self.lines) if x.at_s is not None), None)
 
 
 def read_steps(path: Path, kind: StepsKind) -> StepsLog:
@@ -108,6 +115,7 @@ def _megatron(path: Path) -> Iterator[StepLine]:
             flops_per_s_per_gpu=float(flops[1]) * 1e12 if flops else None,
             global_batch_size=int(batch[1]) if batch else None,
             loss=float(loss[1]) if loss else None,
+            at_s=last_stamp(line[: start.start()]),
             line=number,
         )
 
@@ -135,6 +143,7 @@ def _torchtitan(path: Path) -> Iterator[StepLine]:
             memory_bytes=round(float(found[4]) * 2**30),
             tokens_per_s_per_gpu=float(found[6].replace(",", "")),
             flops_per_s_per_gpu=float(found[7].replace(",", "")) * 1e12,
+            at_s=last_stamp(line[: found.start()]),
             line=number,
         )
 
@@ -161,6 +170,7 @@ def _deepspeed(path: Path) -> Iterator[StepLine]:
                 step=int(found[1]),
                 sequences_per_s=float(found[3]),
                 memory_bytes=round(float(found[5]) * 2**30),
+                at_s=last_stamp(line[: found.start()]),
                 line=number,
             )
         elif re.search(r"\bsteps:\s*\d+ loss:", line):
@@ -172,6 +182,7 @@ def _deepspeed(path: Path) -> Iterator[StepLine]:
                 loss=float(found[2]),
                 step_time_s=float(found[3]),
                 sequences_per_s=float(found[4]),
+                at_s=last_stamp(line[: found.start()]),
                 line=number,
             )
 
@@ -224,11 +235,3 @@ def step_seconds(
             )
         out.append((line, seconds))
     return out
-
-
-def when(text: str, form: str) -> float | None:
-    """Returns the seconds since 1970 of a time stamp; None of one in another form."""
-    try:
-        return datetime.strptime(text, form).timestamp()
-    except ValueError:
-        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,8 @@ from flopwright.errors import InputError, Violation
 MAX_BYTES: Final = 2**30
 _BLOCK_BYTES: Final = 2**16
 _LONGEST_LINE: Final = 2**24
+_STAMP: Final = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
+_STAMP_FORM: Final = "%Y-%m-%d %H:%M:%S"
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 CUT_SHORT: Final = "the line is cut short"
 # Stands behind a last line without a line end, so that no number there is taken for whole.
@@ -51,6 +54,29 @@ def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
             raise broken(path, number, "the line is too long", "is this the log?")
         # A number at the open end of a file may have more digits.
         yield number, _COLOUR.sub("", line).rstrip() + ("" if whole else OPEN_END)
+
+
+def when(text: str, form: str = _STAMP_FORM) -> float | None:
+    """Returns the seconds since 1970 of a time stamp without a zone, taken as UTC.
+
+    Only order and differences mean something where the writer's clock ran in another zone.
+    None of a stamp in another form.
+    """
+    try:
+        return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def last_stamp(text: str) -> float | None:
+    """Returns the seconds since 1970 of the last time stamp in a text; None without one."""
+    found = _STAMP.findall(text)
+    return when(" ".join(found[-1])) if found else None
+
+
+def iso_of(at_s: float) -> str:
+    """Returns seconds since 1970 as the store writes dates: "2026-01-01T00:00:00+00:00"."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
 
 
 def broken(path: Path, line: int, rule: str, fix: str = "") -> InputError:

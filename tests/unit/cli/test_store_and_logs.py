@@ -12,6 +12,7 @@ from flopwright.cli import app
 from flopwright.errors import InputError
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.report.compare_report import ComparisonReport
+from flopwright.report.drift import find_drifts
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.comparison.simulated import simulated_measurement
 from flopwright.simulator.engine.perturb import Perturbation
@@ -39,11 +40,11 @@ def plan_file(folder: Path, gpus: int = 2) -> Path:
     return path
 
 
-def megatron_log(path: Path, times_ms: list[float], batch: int = 16) -> None:
+def megatron_log(path: Path, times_ms: list[float], batch: int = 16, day: int = 1) -> None:
     """Writes lines in Megatron-LM's own format (its `training_log`)."""
     lines = []
     for step, time_ms in enumerate(times_ms, 1):
-        text = f" [2026-01-01 00:00:00] iteration {step:8d}/{100:8d} |"
+        text = f" [2026-01-{day:02d} 00:{step:02d}:00] iteration {step:8d}/{100:8d} |"
         text += f" consumed samples: {step * batch:12d} |"
         text += f" elapsed time per iteration (ms): {time_ms:.1f} |"
         text += f" learning rate: {1e-4:.6E} | global batch size: {batch:5d} |"
@@ -73,6 +74,41 @@ def test_a_megatron_log_is_compared_with_its_plan(tmp_path: Path) -> None:
     assert frame["time_forward_s"].isna().all()
     assert frame["time_idle_s"].isna().all()
     assert "dp2" in run("store", "show", "--store", store)
+
+
+def test_machines_have_series_of_their_own_in_the_order_of_their_dates(tmp_path: Path) -> None:
+    """12 % planted on one of two equal machines, whose logs are imported newest first."""
+    store, plan = str(tmp_path / "s.sqlite"), str(plan_file(tmp_path))
+    noise = (1.004, 0.995, 1.0, 1.006, 0.997, 1.002)
+    for machine, slow_since in (("node-a", 99), ("node-b", 7)):
+        for day in range(12, 0, -1):
+            step_ms = 300.0 * noise[day % 6] * (1.12 if day >= slow_since else 1.0)
+            log = tmp_path / "train.log"
+            megatron_log(log, [step_ms] * 8, day=day)
+            out = run("import-log", str(log), "--as", "megatron", "--plan", plan, "--store", store,
+                      "--machine", machine, "--json")  # fmt: skip
+            assert json.loads(out)["record"]["created"] == f"2026-01-{day:02d}T00:08:00+00:00"
+    kept = open_store(store).measurements()
+    assert len(kept) == 24
+    assert len({m.fingerprint.stack_id() for m in kept}) == 1
+    slow, steady = find_drifts(kept)
+    assert slow.alarm
+    assert slow.where.startswith("node-b (")
+    assert slow.since_created == "2026-01-07T00:08:00+00:00"
+    assert not steady.alarm
+    assert steady.where.startswith("node-a (")
+    # one series of both would have hidden it: every other run is a fast one
+    mixed = [m.model_copy(update={"fingerprint": m.fingerprint.model_copy(update={"host": ""})})
+             for m in kept]  # fmt: skip
+    assert not any(d.alarm for d in find_drifts(mixed))
+
+
+def test_a_machine_is_asked_for_where_there_is_a_series(tmp_path: Path) -> None:
+    logs = ROOT / "tests/unit/store/foreign/logs"
+    with pytest.raises(InputError, match=r"--machine.*a log of verl is no step"):
+        run("import-log", str(logs / "verl.log"), "--as", "verl", "--machine", "node-a")
+    with pytest.raises(InputError, match=r"--machine.*printable text"):
+        run("import-log", str(logs / "megatron.log"), "--as", "megatron", "--machine", "")
 
 
 def test_a_log_of_another_batch_is_refused(tmp_path: Path) -> None:

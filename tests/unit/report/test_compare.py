@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import struct
@@ -7,6 +8,7 @@ import struct
 import pytest
 
 from flopwright.errors import InputError
+from flopwright.report.causes import Cause
 from flopwright.report.compare import Comparison, compare
 from flopwright.report.compare_html import comparison_html
 from flopwright.report.compare_png import comparison_png
@@ -17,6 +19,7 @@ from flopwright.report.compare_report import (
     summarise,
 )
 from flopwright.report.compare_style import label
+from flopwright.report.findings import ordered
 from flopwright.report.metrics import (
     Fingerprint,
     Interval,
@@ -102,6 +105,22 @@ def test_signed_errors_are_predicted_minus_measured_over_measured() -> None:
     assert comparison.metrics[0].metric == "step_time_s"
     assert by_name["step_time_s"].in_interval  # exactly at the upper end, 1.6 * 1.25
     assert by_name["mfu"].in_interval is None
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [
+        (4.28, "rank 1: predicted 306 ms, measured 1.31 s (x 4.28); "),
+        (9.52, "rank 1: predicted 306 ms, measured 1.31 s (x 4.28; the cause alone x 9.52); "),
+    ],
+)
+def test_a_findings_first_factor_is_the_ratio_of_what_it_prints(factor: float, text: str) -> None:
+    cause = Cause(kind="rank", name="rank 1", ranks=(1,), factor=factor, sigmas=9.0,
+                  predicted=0.306, measured=1.31, explained=1.0)  # fmt: skip
+    (found,) = ordered([cause], 2.0, [1], None)
+    assert found.text.startswith(text)
+    unseen = dataclasses.replace(cause, predicted=0.0)
+    assert "(x" not in ordered([unseen], 2.0, [1], None)[0].text
 
 
 def test_shares_of_the_classes_sum_to_the_error_of_the_step() -> None:

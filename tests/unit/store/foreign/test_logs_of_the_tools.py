@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,6 +116,7 @@ def test_torchtitans_metrics_processor(need_service: Need, tmp_path: Path) -> No
     assert "\x1b[" in text  # in colour, as on a terminal
     lines = read_steps(log, "torchtitan").lines
     assert [x.step for x in lines] == list(range(1, 12))
+    assert all(x.at_s is not None for x in lines)
     assert lines[0].loss == pytest.approx(7.9)
     assert lines[0].memory_bytes == round(45.25 * 2**30)
     for line in lines:
@@ -149,6 +151,7 @@ def test_deepspeeds_throughput_timer(tmp_path: Path) -> None:
     run(sys.executable, DEEPSPEED, log)
     found = read_steps(log, "deepspeed").lines
     assert [x.step for x in found] == [4, 6, 8]
+    assert all(x.at_s is not None for x in found)
     for line in found:
         assert line.sequences_per_s == pytest.approx(16 / 0.02, rel=0.5)
     text = log.read_text()
@@ -161,8 +164,11 @@ def test_deepspeeds_throughput_timer(tmp_path: Path) -> None:
 def test_torch_profiler(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "trace.json"
+    before_s = time.time()
     run(sys.executable, PROFILE, tmp_path / "out.log", str(path))
     trace = read_kineto(path)
+    assert trace.ended_s is not None
+    assert before_s < trace.ended_s < time.time()
     assert (trace.rank, trace.device, len(trace.steps_s)) == (0, "cpu", 3)
     kernels = trace.kernel_s
     assert {"gemm", "attention", "optimizer", "memory_bound"} <= set(kernels)

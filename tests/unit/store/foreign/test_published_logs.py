@@ -9,6 +9,7 @@ import pytest
 from flopwright.errors import InputError
 from flopwright.store.foreign.engines import EngineKind, read_engine_log
 from flopwright.store.foreign.steps import read_steps
+from flopwright.store.foreign.text import iso_of, last_stamp
 from flopwright.store.foreign.verl import read_verl
 
 LOGS = Path(__file__).with_name("logs")
@@ -64,6 +65,30 @@ def test_megatron() -> None:
     assert (line.step, line.step_time_s, line.line) == (1, 271.607, 2)
     assert line.flops_per_s_per_gpu == pytest.approx(40.4e12)
     assert (line.global_batch_size, line.loss) == (1024, 11.92634)
+
+
+def test_dates_are_the_logs_own() -> None:
+    """As POSIX seconds of the printed clock in UTC (`date -u -d "..." +%s`)."""
+    assert read_steps(LOGS / "megatron.log", "megatron").ended_s == 1748359387
+    assert read_engine_log(LOGS / "sglang.log", "sglang").ended_s == 1787476191
+    # no year stands in the line
+    assert read_engine_log(LOGS / "vllm.log", "vllm").ended_s is None
+
+
+@pytest.mark.parametrize(
+    ("text", "at_s"),
+    [
+        ("[titan] 2025-05-27 15:23:07,123 - root - INFO - ", 1748359387.0),
+        ("[2025-05-27 15:23:06,551] [INFO] [2025-05-27 15:23:07,551] [timer.py:264:stop] ",
+         1748359387.0),
+        ("2025-05-27T15:23:07.123456Z stderr F ", 1748359387.0),
+        ("2025-13-27 15:23:07 ", None),
+        ("step 5: ", None),
+    ],
+)  # fmt: skip
+def test_the_last_stamp_before_a_line_counts(text: str, at_s: float | None) -> None:
+    assert last_stamp(text) == at_s
+    assert at_s is None or iso_of(at_s) == "2025-05-27T15:23:07+00:00"
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
