@@ -56,17 +56,22 @@ def export(
     from flopwright.planner.fallback import fallbacks
     from flopwright.simulator.training.predict import predict
     from flopwright.spec.load import load_plan
+    from flopwright.units import plural
 
     plan_file = load_plan(plan)
     _check_runnable(plan_file)
     extra = target_files(plan_file, target or (), image=image)
     check_folder(to, (), force=force)
     priced = _calibration(plan_file, calibration, stack)
+    ranks = plural(plan_file.parallel.world_size, "rank")
+    _say(f"predicting a step of {plan_file.scenario.model.name} on {ranks}", quiet=as_json)
     prediction, trace = predict(
         plan_file.scenario, plan_file.parallel, priced, name=plan_file.name
     )
     refused = [f"{v.field} {v.value}" for v in unsupported(plan_file)]
     step_s = prediction.metrics.step_time_s
+    if fallback_plans:
+        _say("searching plans for fewer nodes (--fallbacks 0 leaves them out)", quiet=as_json)
     spare = fallbacks(plan_file, step_s, priced, fallback_plans) if fallback_plans else ()
     files = bundle(plan_file, prediction, trace, refused=refused, extra=extra, fallbacks=spare)
     write_folder(to, files, executable=EXECUTABLE, force=force)
@@ -94,6 +99,12 @@ def export(
     if refused:
         typer.echo(f"flopwright run does not run this plan yet: {', '.join(refused)}")
     typer.echo(f"next: read {to / 'README.md'}, then {to / 'torchrun.sh'} or sbatch it")
+
+
+def _say(text: str, *, quiet: bool) -> None:
+    """Says on stderr what is being worked at: a large plan takes half a minute."""
+    if not quiet:
+        typer.echo(f"{text} ...", err=True)
 
 
 def _calibration(plan: PlanFile, wanted: str | None, stack: str | None) -> Calibration:

@@ -16,7 +16,7 @@ import yaml
 from flopwright.errors import InputError, Violation
 from flopwright.plan.file import PlanFile
 from flopwright.planner.export.env import environment
-from flopwright.planner.export.target import RENDEZVOUS_PORT, header, placement, slug
+from flopwright.planner.export.target import RENDEZVOUS_PORT, WHEEL, header, placement, slug
 from flopwright.planner.export.text import TargetFile, omission_lines
 from flopwright.planner.export.torchrun import WORKER_MODULE, program_arguments
 
@@ -45,6 +45,10 @@ _ACCELERATORS: Final = {
     "a6000": ("A6000", "A6000"),
 }
 _DNS_LENGTH: Final = 63
+_SAVING: Final = (
+    "how often to save: --checkpoint-every STEPS --resume behind the program's arguments saves on "
+    "the way and goes on after a restart, where all nodes share the folder of --out"
+)
 
 
 def _dns_name(name: str) -> str:
@@ -141,6 +145,7 @@ def kubeflow_file(plan: PlanFile, image: str | None) -> TargetFile:
     }
     omitted = (
         f"the volume that holds the bundle at {BUNDLE_FOLDER}: the runtime's or the image's",
+        _SAVING,
     )
     head = header(plan, "kubeflow") + f"# kubectl create -f {KUBEFLOW_FILE}\n"
     return TargetFile(
@@ -181,7 +186,7 @@ def skypilot_file(plan: PlanFile, image: str | None = None) -> TargetFile:
         "resources": resources,
         "workdir": ".",
         "envs": {v.name: v.value for v in _cluster_environment(plan)},
-        "setup": f"pip install 'flopwright[train]=={_version()}'\n",
+        "setup": _setup(),
         "run": _meeting_command(
             plan,
             'head="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"',
@@ -190,7 +195,10 @@ def skypilot_file(plan: PlanFile, image: str | None = None) -> TargetFile:
         ),
     }
     head = header(plan, "skypilot") + f"# In this folder: sky launch {SKYPILOT_FILE}\n"
-    return TargetFile(name=SKYPILOT_FILE, text=head + _dump(task))
+    omitted = (_SAVING,)
+    return TargetFile(
+        name=SKYPILOT_FILE, text=head + omission_lines(omitted) + _dump(task), omitted=omitted
+    )
 
 
 def dstack_file(plan: PlanFile, image: str | None) -> TargetFile:
@@ -214,17 +222,20 @@ def dstack_file(plan: PlanFile, image: str | None) -> TargetFile:
     }
     if accelerator is not None:
         task["resources"] = {"gpu": f"{accelerator}:{where.ranks_per_node}"}
-    omitted = ("price and spot limits: the fleet's or `dstack apply` options",)
+    omitted = ("price and spot limits: the fleet's or `dstack apply` options", _SAVING)
     head = header(plan, "dstack") + f"# In this folder: dstack apply -f {DSTACK_FILE}\n"
     return TargetFile(
         name=DSTACK_FILE, text=head + omission_lines(omitted) + _dump(task), omitted=omitted
     )
 
 
-def _version() -> str:
-    import flopwright
-
-    return flopwright.__version__
+def _setup() -> str:
+    """Returns the shell lines that install the wheel beside the task (README.md says whence)."""
+    missing = f"put {WHEEL} beside {SKYPILOT_FILE}: README.md says how"
+    return (
+        f'if [ ! -f {WHEEL} ]; then echo "{missing}" >&2; exit 1; fi\n'
+        f"pip install './{WHEEL}[train]'\n"
+    )
 
 
 def _meeting_command(plan: PlanFile, prepare: str | None, address: str, rank: str) -> str:

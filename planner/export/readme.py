@@ -11,14 +11,20 @@ from flopwright.planner.export import deepspeed_json, torchrun
 from flopwright.planner.export.check import check_bounds
 from flopwright.planner.export.env import environment
 from flopwright.planner.export.fallbacks import fallbacks_section
-from flopwright.planner.export.sbatch import time_limit_h
-from flopwright.planner.export.target import RENDEZVOUS_PORT, TARGET_VERSIONS, placement, slug
+from flopwright.planner.export.sbatch import checkpoint_steps, time_limit_h, warning_s
+from flopwright.planner.export.target import (
+    RENDEZVOUS_PORT,
+    TARGET_VERSIONS,
+    WHEEL,
+    placement,
+    slug,
+)
 from flopwright.planner.export.torchrun import RUN_FOLDER
 from flopwright.planner.fallback import Fallback
 from flopwright.planner.whole_run import whole_run
 from flopwright.report.check import CheckBounds
 from flopwright.report.metrics import Prediction
-from flopwright.units import GIB, show_count, show_seconds
+from flopwright.units import GIB, plural, show_count, show_seconds
 
 # What each file of the bundle is for; a test holds the list equal to the bundle.
 FILES: Final = {
@@ -52,7 +58,7 @@ def readme(
     parts = (
         _title(plan),
         _refusal(refused),
-        _run(plan),
+        _run(plan, prediction),
         _expect(plan, prediction),
         _check(check_bounds(plan, prediction)),
         _memory(prediction),
@@ -88,7 +94,7 @@ def _refusal(refused: Sequence[str]) -> str:
     )
 
 
-def _run(plan: PlanFile) -> str:
+def _run(plan: PlanFile, prediction: Prediction) -> str:
     where = placement(plan)
     here = (
         "On this machine, from this folder:\n\n"
@@ -102,10 +108,40 @@ def _run(plan: PlanFile) -> str:
     return (
         f"## Run it\n\n{here}\n\nUnder Slurm:\n\n"
         "```bash\nsbatch sbatch.sh --text FOLDER_WITH_TEXT\n```\n\n"
-        "Both need the environment active in which flopwright[train] is installed. Without "
-        "`--text` the run trains on the sources of Python's standard library. A folder holds one "
-        f"run: for another, move `{RUN_FOLDER}` away, or pass `--out run2` and then give "
-        "`./measure.sh run2` that folder.\n"
+        f"{_job(plan, prediction)}\n"
+        "Both need the environment active in which flopwright[train] is installed (below). "
+        "Without `--text` the run trains on the sources of Python's standard library. A folder "
+        f"holds one run: for another, move `{RUN_FOLDER}` away, or pass `--out run2` and then "
+        "give `./measure.sh run2` that folder.\n\n"
+        f"{_package()}"
+    )
+
+
+def _job(plan: PlanFile, prediction: Prediction) -> str:
+    """Returns what the Slurm job does when it cannot run to its end in one go."""
+    every, warned_s = checkpoint_steps(plan, prediction), warning_s(plan, prediction)
+    return (
+        f"The job saves every {plural(every, 'step')}. Slurm starts it again after a lost node or "
+        "a preemption, and it goes on from the last checkpoint. "
+        f"{show_seconds(warned_s)} before its --time is over (or after "
+        "`scancel --batch --signal=TERM JOB`) it ends the steps under way, saves and queues "
+        f"itself again; `scancel JOB` ends it for good. `{RUN_FOLDER}` must be on a file system "
+        "that all nodes share.\n"
+    )
+
+
+def _package() -> str:
+    """Returns how the package that runs the bundle gets to where it runs."""
+    return (
+        f"## Get flopwright {flopwright.__version__}\n\n"
+        "It is on no package index. From a checkout of the version that wrote this bundle make "
+        "its wheel, here:\n\n"
+        "```bash\npython -m pip wheel --no-deps --wheel-dir . CHECKOUT_OF_FLOPWRIGHT\n```\n\n"
+        "and install it with what training needs, once in an environment that all nodes see, or "
+        "on each node:\n\n"
+        f"```bash\npip install './{WHEEL}[train]'\n```\n\n"
+        "From a git server instead: `pip install 'flopwright[train] @ git+ADDRESS@REVISION'`. "
+        f"`flopwright --version` must say {flopwright.__version__}.\n"
     )
 
 
@@ -179,16 +215,15 @@ def _not_expressed(plan: PlanFile, prediction: Prediction) -> str:
             f"{gpus}: torchrun starts equally many on each, the prediction fills nodes"
         )
     rows.append(
-        "torchrun.sh, sbatch.sh: how often to save: without more arguments a run saves only at "
-        "its end, and one that is interrupted, or longer than the job's --time, is lost. "
-        "--checkpoint-every STEPS --resume behind either script's name saves on the way, and goes "
-        f"on from the last checkpoint when it is started again ({RUN_FOLDER} must be on a file "
-        "system that all nodes share)"
+        "torchrun.sh: how often to save: without more arguments a run saves only at its end, and "
+        "one that is interrupted is lost. --checkpoint-every STEPS --resume behind its name saves "
+        "on the way, and goes on from the last checkpoint when it is started again "
+        f"({RUN_FOLDER} must be on a file system that all nodes share)"
     )
     rows.append(
         f"sbatch.sh: the longest job the site allows: --time is {time_limit_h(plan, prediction)} "
-        "h, the upper end of the predicted whole run rounded up to hours (sbatch --time=... "
-        "overrides it)"
+        "h, the upper end of the predicted whole run rounded up to hours. With less (sbatch "
+        "--time=...) the run takes several jobs"
     )
     rows.append("sbatch.sh: partition, account, qos and container: they are the site's")
     rows.append(

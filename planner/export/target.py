@@ -24,6 +24,8 @@ TARGET_VERSIONS: Final = {
     "verl": "verl 0.9.1",
 }
 RENDEZVOUS_PORT: Final = 29500
+# As pip builds it from a checkout; README.md of a bundle says how it gets beside the scripts.
+WHEEL: Final = f"flopwright-{flopwright.__version__}-py3-none-any.whl"
 PLAN_FILE: Final = "plan.yaml"
 
 

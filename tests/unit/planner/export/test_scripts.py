@@ -27,6 +27,13 @@ from flopwright.report.metrics import Prediction
 from flopwright.spec.load import make_plan_file
 from flopwright.spec.scenario import Scenario
 
+# A stand-in for Slurm's program: two nodes, of which Slurm knows the address.
+SCONTROL = """
+case "$1" in
+  show) printf 'gpu001\\ngpu002\\n' ;;
+  *) echo "NodeName=$4 CPUTot=8 NodeAddr=10.0.0.7 NodeHostName=n7 Version=22.05" ;;
+esac
+"""
 HOSTILE = 'x"; touch pwned #\n$(touch pwned) `touch pwned`'
 
 
@@ -91,8 +98,8 @@ def test_the_launcher_starts_the_same_program(
 
 
 def test_the_program_takes_its_arguments(make: Callable[..., PlanFile]) -> None:
-    worker = pytest.importorskip("flopwright.executor.train.worker")
-    parsed = worker._parse([*program_arguments(), "--steps", "5", "--text", "books"])
+    start = pytest.importorskip("flopwright.executor.train.start")
+    parsed = start.parse_arguments([*program_arguments(), "--steps", "5", "--text", "books"])
     assert [str(p) for p in parsed.plan] == ["plan.yaml"]
     assert (str(parsed.out), parsed.steps) == ("run", 5)
 
@@ -179,8 +186,9 @@ def test_sbatch_fields(k2: PlanFile, prediction: Prediction) -> None:
     hours, rest = options["time"].split(":", 1)
     run_h = 16 * k2.scenario.workload.num_steps / 3600
     assert (run_h <= int(hours) < run_h + 1, rest) == (True, "00:00")
-    # nothing in a run answers a signal or goes on where another one ended
-    assert not {"signal", "requeue"} & set(options)
+    # told in time to end four steps and save, and started again where Slurm ends it
+    assert (options["signal"], options["open-mode"]) == ("B:TERM@240", "append")
+    assert "requeue" in options
     # Slurm stops reading options at the first command
     first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(not line.startswith("#SBATCH") for line in lines[first_command:])
@@ -196,7 +204,7 @@ def test_sbatch_starts_one_torchrun_a_node(
     (tmp_path / "ENV.sh").write_text(env_script(k2))
     for name, body in {
         "srun": 'printf "%s\\n" "$@"',
-        "scontrol": "printf 'gpu001\\ngpu002\\n'",
+        "scontrol": SCONTROL,
     }.items():
         path = tmp_path / name
         path.write_text(f"#!/bin/sh\n{body}\n")
@@ -210,9 +218,14 @@ def test_sbatch_starts_one_torchrun_a_node(
         SLURM_NNODES="256",
         SLURM_JOB_ID="77",
     ).splitlines()
-    assert out[:2] == ["--kill-on-bad-exit=1", "torchrun"]
+    cores = k2.scenario.cluster.node.cores
+    kept = [] if cores is None else [f"--cpus-per-task={cores}"]
+    assert out[: 2 + len(kept)] == ["--kill-on-bad-exit=1", *kept, "torchrun"]
     assert {"--nnodes=256", "--nproc-per-node=8", "--rdzv-id=77"} <= set(out)
-    assert "--rdzv-endpoint=gpu001:29500" in out
+    # by the address that Slurm itself uses, on a port of this job's
+    assert "--rdzv-endpoint=10.0.0.7:29577" in out
+    # half an hour at 12.5 s a step
+    assert out[-3:] == ["--checkpoint-every", "144", "--resume"]
 
 
 def test_cpu_plans_ask_for_no_gpus(scenario: Scenario, prediction: Prediction) -> None:
