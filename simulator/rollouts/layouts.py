@@ -11,13 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flopwright.simulator.rollouts.layouts_async import run_async
-from flopwright.simulator.rollouts.layouts_fleet import Fleet as Servers
-from flopwright.simulator.rollouts.layouts_fleet import check_contexts
+from flopwright.simulator.rollouts.layouts_async import mean_length, run_async
 from flopwright.simulator.rollouts.layouts_generation import Generation, generate
 from flopwright.simulator.rollouts.layouts_lengths import GroupStream
-from flopwright.simulator.rollouts.layouts_work import Work
-from flopwright.spec.rollouts.layout import Colocated, FullyAsync, LayoutInput, OneStepOff
+from flopwright.simulator.rollouts.layouts_partial import PartialRounds
+from flopwright.simulator.rollouts.layouts_replicas import run_replicas
+from flopwright.spec.rollouts.layout import (
+    Colocated,
+    FullyAsync,
+    LayoutInput,
+    OneStepOff,
+    ReplicaBatches,
+)
 
 _BATCHES = 3  # draws of a batch that a synchronous iteration is averaged over
 _PARTIAL_WARM, _PARTIAL_KEPT = 4, 6
@@ -36,7 +41,8 @@ class IterationReport:
         tokens: prompt and response tokens of a step; response_tokens: without prompts.
         binds: "generation", "tail" (the last tenth is most of it), "training" or "sync".
         staleness: mean versions between first token and training; most: the largest.
-        peak_tokens: most context an instance held; preempted: caches taken away.
+        peak_tokens: most context an instance held; mean_tokens: on average while it had work;
+            preempted: caches taken away.
         in_flight: responses that ran when the weights changed.
     """
 
@@ -51,6 +57,7 @@ class IterationReport:
     staleness: float
     most_stale: int
     peak_tokens: float
+    mean_tokens: float
     preempted: int
     in_flight: float
 
@@ -69,6 +76,8 @@ def iteration(given: LayoutInput) -> IterationReport:
     layout = given.layout
     if isinstance(layout, FullyAsync):
         return _stream(given)
+    if isinstance(layout, ReplicaBatches):
+        return _own_batches(given, layout)
     if isinstance(layout, Colocated) and layout.in_flight > 1:
         return _partial(given, layout.in_flight)
     return _in_turns(given)
@@ -106,6 +115,7 @@ def _in_turns(given: LayoutInput) -> IterationReport:
         staleness=1.0 if beside else 0.0,
         most_stale=1 if beside else 0,
         peak_tokens=max(r.peak_tokens for r in runs),
+        mean_tokens=float(np.mean([r.mean_tokens for r in runs])),
         preempted=sum(r.preempted for r in runs),
         in_flight=0.0,
     )
@@ -153,70 +163,10 @@ def _partial(given: LayoutInput, in_flight: float) -> IterationReport:
         staleness=float(np.mean(lags)),
         most_stale=max(lags),
         peak_tokens=run.peak_tokens,
+        mean_tokens=float(np.mean(run.mean_tokens)),
         preempted=run.preempted,
         in_flight=float(run.in_flight - batch.prompts) * batch.samples,
     )
-
-
-class PartialRounds:
-    """Rounds of co-located over-issue: a round ends when a step's prompts are complete."""
-
-    def __init__(self, given: LayoutInput, in_flight: int) -> None:
-        self.given, self.in_flight = given, in_flight
-        batch = given.batch
-        check_contexts(given.fleet.engine, batch.prompt_tokens + batch.lengths.cap)
-        self.stream = GroupStream(batch.lengths, batch.samples, given.seed)
-        self.mean = float(GroupStream(batch.lengths, batch.samples, 1).draw(4096).mean())
-        self.carried: list[tuple[list[int], list[int], int]] = []  # lengths, tokens, version
-        self.version = 0
-        self.peak_tokens, self.preempted = 0.0, 0
-
-    def round(self) -> tuple[float, float, list[int]]:
-        """Returns (seconds, response tokens trained, lags of their prompts) of one round."""
-        batch, fleet = self.given.batch, self.given.fleet
-        fresh = self.stream.draw(self.in_flight - len(self.carried)).tolist()
-        groups = [*self.carried, *((row, [0] * len(row), self.version) for row in fresh)]
-        work = Work([], [], [])
-        for index, (lengths, _, _) in enumerate(groups):
-            work.extend(batch.prompt_tokens, lengths, index)
-        work.tokens = [t for _, tokens, _ in groups for t in tokens]
-        servers = Servers(fleet.engine, fleet.instances, work)
-        left = [sum(t < n for n, t in zip(g[0], g[1], strict=True)) for g in groups]
-        todo = [r for r in range(len(work.length)) if work.tokens[r] < work.length[r]]
-        for index in range(fleet.instances):
-            servers.give(index, todo[index :: fleet.instances], 0.0)
-        complete = [g for g, n in enumerate(left) if n == 0]
-        at_s = 0.0
-        while len(complete) < batch.prompts:
-            at_s, _, done = servers.event()
-            for rid in done:
-                group = work.group[rid]
-                left[group] -= 1
-                if left[group] == 0:
-                    complete.append(group)
-        for server in servers.servers:
-            server.stop(at_s)
-        self.peak_tokens = max(self.peak_tokens, *(s.peak_tokens for s in servers.servers))
-        self.preempted += sum(s.preempted for s in servers.servers)
-        return self._end(groups, work, complete[: batch.prompts], at_s)
-
-    def _end(
-        self,
-        groups: list[tuple[list[int], list[int], int]],
-        work: Work,
-        taken: list[int],
-        at_s: float,
-    ) -> tuple[float, float, list[int]]:
-        samples, chosen = self.given.batch.samples, set(taken)
-        lags = [self.version - groups[g][2] for g in taken]
-        tokens = float(sum(sum(groups[g][0]) for g in taken))
-        self.carried = [
-            (lengths, work.tokens[g * samples : (g + 1) * samples], version)
-            for g, (lengths, _, version) in enumerate(groups)
-            if g not in chosen
-        ]
-        self.version += 1
-        return at_s, tokens, lags
 
 
 def _stream(given: LayoutInput) -> IterationReport:
@@ -247,8 +197,42 @@ def _stream(given: LayoutInput) -> IterationReport:
         staleness=float(np.mean(run.lags)),
         most_stale=max(run.lags),
         peak_tokens=run.peak_tokens,
+        mean_tokens=run.mean_tokens,
         preempted=run.preempted,
         in_flight=float(np.mean(run.in_flight)),
+    )
+
+
+def _own_batches(given: LayoutInput, layout: ReplicaBatches) -> IterationReport:
+    """Instances with batches of their own; the slower of generation and training sets the pace."""
+    run, batch, times = run_replicas(given, layout), given.batch, given.times
+    training_s = times.update_s + times.log_prob_s + given.driver_s
+    tokens = batch.responses * mean_length(given)
+    generation_s = tokens * run.seconds / run.tokens
+    time_s = {
+        "generation": max(0.0, generation_s - training_s),
+        "log_prob": times.log_prob_s,
+        "update": times.update_s,
+        "sync": 0.0,
+        "switch": 0.0,
+        "driver": given.driver_s,
+    }
+    step_s = sum(time_s.values())
+    return IterationReport(
+        step_s=step_s,
+        time_s=time_s,
+        generation_s=generation_s,
+        engine_s=generation_s,
+        tail_s=0.0,
+        tokens=tokens + batch.responses * batch.prompt_tokens,
+        response_tokens=tokens,
+        binds="generation" if generation_s > training_s else "training",
+        staleness=float(np.mean(run.lags)),
+        most_stale=max(run.lags),
+        peak_tokens=run.peak_tokens,
+        mean_tokens=run.context_s / run.busy_s if run.busy_s else 0.0,
+        preempted=run.preempted,
+        in_flight=float(given.fleet.instances * layout.prompts * batch.samples),
     )
 
 

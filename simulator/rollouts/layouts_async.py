@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flopwright.simulator.rollouts.layouts_fleet import Fleet as Servers
-from flopwright.simulator.rollouts.layouts_fleet import check_contexts
+from flopwright.simulator.rollouts.layouts_fleet import check_contexts, mean_context
 from flopwright.simulator.rollouts.layouts_lengths import GroupStream
 from flopwright.simulator.rollouts.layouts_work import Work
 from flopwright.spec.rollouts.layout import FullyAsync, LayoutInput
@@ -42,6 +42,7 @@ class AsyncRun:
     in_flight: list[int] = field(default_factory=list)
     preempted: int = 0
     peak_tokens: float = 0.0
+    mean_tokens: float = 0.0
 
 
 class _Stream:
@@ -212,7 +213,7 @@ def run_async(given: LayoutInput, steps: int = WARM_STEPS + KEPT_STEPS) -> Async
     check_contexts(given.fleet.engine, batch.prompt_tokens + batch.lengths.cap)
     stream, out = _Stream(given, layout), AsyncRun()
     each = batch.prompts // layout.sync_every
-    mean = (batch.prompt_tokens + _mean(given)) * batch.responses
+    mean = (batch.prompt_tokens + mean_length(given)) * batch.responses
     token_s = (given.times.update_s + given.times.log_prob_s) / mean
     taken, begun_s = 0, 0.0
     for step in range(steps):
@@ -238,10 +239,12 @@ def run_async(given: LayoutInput, steps: int = WARM_STEPS + KEPT_STEPS) -> Async
         begun_s = stream.now_s
     out.preempted = sum(s.preempted for s in stream.servers.servers)
     out.peak_tokens = max(s.peak_tokens for s in stream.servers.servers)
+    out.mean_tokens = mean_context(stream.servers.servers)
     return out
 
 
-def _mean(given: LayoutInput) -> float:
+def mean_length(given: LayoutInput) -> float:
+    """Returns the mean tokens of a response, of draws where it is not given."""
     lengths = given.batch.lengths
     if lengths.mean is not None:
         return float(lengths.mean)

@@ -12,14 +12,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flopwright.errors import InputError, Violation
 from flopwright.simulator.rollouts.layouts_work import Costs, Work
 from flopwright.spec.rollouts.engine import EngineModel
 
 # Share of the cache that is kept free when an attempt comes in (vLLM's watermark).
-_WATERMARK = 0.01
+WATERMARK = 0.01
 
 
 class Server:
@@ -40,10 +40,14 @@ class Server:
         self.warm: set[int] = set()  # prompts whose prefix is in the cache
         self.closed = False  # takes nothing in until it is opened again
         self.busy_s = 0.0
+        self.context_s = 0.0  # tokens of cache in use, summed over the seconds of work
         self.peak_tokens = 0.0
-        self.reserved = 0.0  # tokens that pieces taken in may still grow by (pooled routing)
+        # cache that each piece here may grow to, and all together (pooled routing)
+        self.promised: dict[int, float] = {}
+        self.promised_tokens = 0.0
         self.preempted = 0
         self.prefilled = 0
+        self.decoded = 0.0
 
     @property
     def load(self) -> int:
@@ -59,7 +63,7 @@ class Server:
             rid = self.waiting[0]
             tokens = work.tokens[rid]
             need = work.prompt[rid] + tokens + costs.each
-            room = costs.capacity * (1 - _WATERMARK) if self.running else costs.capacity
+            room = costs.capacity * (1 - WATERMARK) if self.running else costs.capacity
             if self.context + need > room:
                 break
             self.waiting.popleft()
@@ -86,6 +90,7 @@ class Server:
         seconds = prefill.work_seconds(new, cached) + (prefill.fixed_s if first else 0.0)
         self.now_s += seconds
         self.busy_s += seconds
+        self.context_s += self.context * seconds
 
     def next_s(self) -> float:
         """Returns when something happens here next: a completion, or a full cache."""
@@ -113,7 +118,10 @@ class Server:
         self.now_s += seconds
         self.busy_s += seconds
         self.step += steps
-        self.context += active * self.costs.gain * steps
+        grown = active * self.costs.gain * steps
+        self.context_s += seconds * (self.context + grown / 2)
+        self.decoded += grown
+        self.context += grown
         self.peak_tokens = max(self.peak_tokens, self.context)
 
     def event(self) -> list[int]:
@@ -262,3 +270,9 @@ def check_contexts(engine: EngineModel, longest: int) -> None:
                 nearest_fix=f"more GPUs an instance, or lengths.cap below {capacity}",
             )
         )
+
+
+def mean_context(servers: Sequence[Server]) -> float:
+    """Returns the tokens of cache in use on an instance, on average while it has work."""
+    busy_s = sum(s.busy_s for s in servers)
+    return sum(s.context_s for s in servers) / busy_s if busy_s > 0 else 0.0

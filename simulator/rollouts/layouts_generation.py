@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flopwright.simulator.rollouts.layouts_fleet import Fleet as Servers
-from flopwright.simulator.rollouts.layouts_fleet import Server, check_contexts
+from flopwright.simulator.rollouts.layouts_fleet import Server, check_contexts, mean_context
 from flopwright.simulator.rollouts.layouts_routing import (
     POOLED,
     isolated_choices,
@@ -29,14 +29,16 @@ class Generation:
     Attributes:
         finish_s: when each response was complete, [prompts, samples].
         engine_s: when each instance was done.
-        peak_tokens: most context an instance held; preempted: caches taken away;
-            prefilled_tokens: prompt tokens computed, again included.
+        peak_tokens: most context an instance held; mean_tokens: on average while it had work;
+            preempted: caches taken away; prefilled_tokens: prompt tokens computed, again
+            included.
         order: policies' choice, for a report: which route was taken of those tried.
     """
 
     finish_s: Floats
     engine_s: Floats
     peak_tokens: float
+    mean_tokens: float
     preempted: int
     prefilled_tokens: int
 
@@ -119,6 +121,7 @@ def _result(servers: Servers, work: Work, lengths: Ints, ends: Floats) -> Genera
         finish_s=finish,
         engine_s=ends,
         peak_tokens=max(s.peak_tokens for s in servers.servers),
+        mean_tokens=mean_context(servers.servers),
         preempted=sum(s.preempted for s in servers.servers),
         prefilled_tokens=sum(s.prefilled for s in servers.servers),
     )
@@ -160,7 +163,7 @@ class _Pool:
     def _done(self, at_s: float, index: int, done: list[int]) -> None:
         work, server = self.work, self.servers.servers[index]
         for rid in done:
-            server.reserved -= self.fleet.chunk_tokens
+            server.promised_tokens -= server.promised.pop(rid)
             if work.tokens[rid] >= work.length[rid]:
                 work.finish_s[rid] = at_s
                 self.ends[index] = at_s
@@ -181,14 +184,14 @@ class _Pool:
             return self._take(server, index, at_s)
         work, costs = self.work, server.costs
         need = work.prompt[rid] + work.tokens[rid] + self.fleet.chunk_tokens + costs.each
-        full = (
-            server.load >= costs.limit or server.context + server.reserved + need > costs.capacity
-        )
+        # What all pieces here may grow to, not what they hold now and a whole piece besides.
+        full = server.load >= costs.limit or server.promised_tokens + need > costs.capacity
         if full and server.load:
             return False
         heapq.heappop(self.queue)
         work.target[rid] = min(work.length[rid], work.tokens[rid] + self.fleet.chunk_tokens)
-        server.reserved += self.fleet.chunk_tokens
+        server.promised[rid] = need
+        server.promised_tokens += need
         server.advance(at_s)
         server.waiting.append(rid)
         server.admit()

@@ -197,7 +197,26 @@ class FullyAsync(Spec):
         return self
 
 
-Layout = Annotated[Colocated | SyncSplit | OneStepOff | FullyAsync, Field(discriminator="kind")]
+class ReplicaBatches(Spec):
+    """Instances beside the trainer, each with a batch of its own (Laminar's rollouts).
+
+    Attributes:
+        prompts: that an instance takes at once, under the newest weights, when it is empty.
+        repack_every_s: instances that are past the peak of their cache use are packed into
+            fewer so often, and those that are emptied begin anew; None: never.
+    """
+
+    kind: Literal["replica_batches"] = "replica_batches"
+    prompts: Count
+    repack_every_s: Annotated[PhaseSeconds, Field(gt=0)] | None = Field(
+        default=None, alias="repack_every"
+    )
+
+
+Layout = Annotated[
+    Colocated | SyncSplit | OneStepOff | FullyAsync | ReplicaBatches,
+    Field(discriminator="kind"),
+]
 
 
 class PhaseTimes(Spec):

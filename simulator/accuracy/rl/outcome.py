@@ -189,7 +189,7 @@ class LoopOutcome(Outcome):
 
     def _m_kv_share(self) -> float:
         capacity = self.fleet.engine.kv_capacity_tokens
-        return self.report.peak_tokens / capacity if capacity else 0.0
+        return self.report.mean_tokens / capacity if capacity else 0.0
 
 
 class SyncOutcome(Outcome):
