@@ -13,7 +13,7 @@ from flopwright.errors import InputError, Violation
 from flopwright.executor.checkpoint.boxes import whole
 from flopwright.executor.checkpoint.load import check_files, checkpoint_tokenizer
 from flopwright.executor.checkpoint.manifest import Manifest, find_checkpoint, read_manifest
-from flopwright.executor.checkpoint.storage import read_slices
+from flopwright.executor.checkpoint.storage_read import read_slices
 from flopwright.models.formats.mx import ScaleRule
 from flopwright.models.formats.plan import TARGET_NAMES, nothing_covered, target_layout
 from flopwright.models.hf.write import DEFAULT_SHARD_BYTES, write_checkpoint

@@ -22,7 +22,8 @@ from flopwright.executor.checkpoint.manifest import (
     find_checkpoint,
     read_manifest,
 )
-from flopwright.executor.checkpoint.storage import Slices, read_slices, tensor_crc32
+from flopwright.executor.checkpoint.storage import Slices, tensor_crc32
+from flopwright.executor.checkpoint.storage_read import read_slices
 
 # Of the names of what stands beside the weights.
 OPTIMIZER: Final = "optimizer."

@@ -202,9 +202,19 @@ def commit(temporary: Path, target: Path, run: RunState, files: Sequence[FileEnt
 def prune(folder: Path, keep: int) -> None:
     """Removes all but the last `keep` steps; each of them vanishes at once."""
     for step in steps_of(folder)[: -max(1, keep)]:
-        gone = folder / f"{_TEMPORARY}old-{step_folder(step)}"
-        (folder / step_folder(step)).rename(gone)
-        shutil.rmtree(gone)
+        _remove(folder, step)
+
+
+def discard_after(folder: Path, step: int) -> None:
+    """Removes the steps after `step`, the last first; each of them vanishes at once."""
+    for later in reversed([s for s in steps_of(folder) if s > step]):
+        _remove(folder, later)
+
+
+def _remove(folder: Path, step: int) -> None:
+    gone = folder / f"{_TEMPORARY}old-{step_folder(step)}"
+    (folder / step_folder(step)).rename(gone)
+    shutil.rmtree(gone)
 
 
 def _slices(value: Tensor | TensorSlice | Sequence[TensorSlice]) -> Sequence[TensorSlice]:

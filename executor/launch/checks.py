@@ -27,7 +27,7 @@ from flopwright.executor.launch.request import (
 from flopwright.executor.launch.supported import unsupported
 from flopwright.models.hf.config_out import hf_config
 from flopwright.plan.file import PlanFile
-from flopwright.plan.parallel import plan_violations
+from flopwright.plan.ramp import batch_violations
 from flopwright.spec.load import load_model, load_plan
 
 _NEEDED_PACKAGES: Final = ("torch", "deepspeed", "tokenizers", "safetensors")
@@ -44,6 +44,8 @@ class LaunchOptions:
             processors. On CPUs a larger number shares the cores.
         model: a model file or catalog name that the plans must be for.
         names: names of the results, one a plan; empty takes the plans' own, made unique.
+        stream: read the text while the run goes on.
+        prefetch: see `RunRequest`; None takes 2 for a streamed text and 0 for another.
         seed: of weights and data order; None takes the workload's.
         collective_timeout_s: how long a rank waits for others before it ends the run.
         log_to: where figures go besides the JSONL files.
@@ -51,7 +53,8 @@ class LaunchOptions:
         start_from: a step folder of a checkpoint whose weights and optimizer state are begun
             with.
         resume: go on with the run in the folder; where it has no checkpoint, begin it again.
-        checkpoint_every, keep_checkpoints, deterministic, export_hf: see `RunRequest`.
+        checkpoint_every, keep_checkpoints, max_rollbacks, deterministic, export_hf: see
+            `RunRequest`.
         checkpoints: write each plan's weights at the end.
         silence_s: end the run when it has shown no progress for so long; None waits.
     """
@@ -61,6 +64,8 @@ class LaunchOptions:
     nproc: int | None = None
     text: Path | None = None
     tokenizer: Literal["bpe", "characters"] = "bpe"
+    stream: bool = False
+    prefetch: int | None = None
     model: str | None = None
     names: tuple[str, ...] = ()
     seed: int | None = None
@@ -74,6 +79,7 @@ class LaunchOptions:
     checkpoints: bool = True
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
+    max_rollbacks: int = 0
     resume: bool = False
     start_from: Path | None = None
     deterministic: bool = False
@@ -111,6 +117,7 @@ def check_request(
     found += _folder_rules(out_dir, resume=options.resume) if out_dir is not None else []
     found += _software_rules()
     found += _sink_rules(options.log_to)
+    found += _rollback_rules(options, len(plans))
     found += _mixture_rules(plans, options.text)
     if options.text is not None and not options.text.exists():
         found.append(
@@ -119,6 +126,18 @@ def check_request(
     if found:
         raise InputError(found)
     return _request(plans, options, machine, tuple(str(v) for v in mismatch))
+
+
+def _rollback_rules(options: LaunchOptions, num_plans: int) -> list[Violation]:
+    """Returns what a run that may go back to before a loss spike lacks."""
+    field, value = "--max-rollbacks", str(options.max_rollbacks)
+    if options.max_rollbacks and num_plans > 1:
+        rule = "plans that take turns cannot go back by themselves"
+        return [Violation(field=field, value=value, rule=rule, nearest_fix="run one plan")]
+    if options.max_rollbacks and options.checkpoint_every is None:
+        rule, fix = "there is nothing to go back to", "add --checkpoint-every STEPS"
+        return [Violation(field=field, value=value, rule=rule, nearest_fix=fix)]
+    return []
 
 
 def _mixture_rules(plans: Sequence[PlanFile], text: Path | None) -> list[Violation]:
@@ -168,12 +187,15 @@ def _request(
         seed=scenario.workload.seed if options.seed is None else options.seed,
         text=None if options.text is None else str(options.text.resolve()),
         tokenizer=options.tokenizer,
+        stream=options.stream,
+        prefetch=(2 if options.stream else 0) if options.prefetch is None else options.prefetch,
         probe=options.probe,
         probe_budget_s=options.probe_budget_s,
         held_out_sequences=options.held_out_sequences,
         checkpoints=options.checkpoints,
         checkpoint_every=options.checkpoint_every,
         keep_checkpoints=options.keep_checkpoints,
+        max_rollbacks=options.max_rollbacks,
         deterministic=options.deterministic,
         export_hf=options.export_hf,
         start_from=None if options.start_from is None else str(options.start_from.resolve()),
@@ -213,7 +235,7 @@ def _with_file(violations: Iterable[Violation], path: Path) -> list[Violation]:
 
 
 def _plan_rules(plan: PlanFile, options: LaunchOptions, machine: Machine) -> list[Violation]:
-    found = list(plan_violations(plan.parallel, plan.scenario))
+    found = list(dict.fromkeys(batch_violations(plan.parallel, plan.scenario)))
     found += unsupported(plan)
     found += _export_rules(plan) if options.export_hf else []
     found += _world_size_rules(plan.parallel.world_size, options.nproc, machine)

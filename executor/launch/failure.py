@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from flopwright.errors import InputError, Violation
 from flopwright.executor.launch.request import ERROR_DIR
 
 # One rank's end: rank, time_s, type, message, violations, traceback.
@@ -14,6 +16,31 @@ Record = dict[str, Any]
 
 # What gloo and NCCL say when the process at the other end is gone.
 _LOST_ANOTHER: Final = ("closed by peer", "reset by peer", "remote process exited")
+
+
+# What a file system says that has no room, or lets nobody write.
+_NO_PLACE: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+)
+
+
+def no_place_to_write(error: BaseException, who: str) -> InputError | None:
+    """Returns what to say of an error of the file system that the user can mend, else None.
+
+    Args:
+        who: that could not write, in words.
+    """
+    if not isinstance(error, OSError) or error.errno not in _NO_PLACE:
+        return None
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return InputError(
+        Violation(
+            file=str(error.filename or ""),
+            rule=f"{who} could not write: {error.strerror}{' ' if notes else ''}{notes}",
+            nearest_fix="make room or allow writing, then resume: earlier checkpoints are as "
+            "they were",
+        )
+    )
 
 
 def read_records(out_dir: Path) -> list[Record]:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from flopwright.errors import InputError, Violation
 from flopwright.executor.launch.checks import LaunchOptions, check_request
 from flopwright.executor.launch.commands import rank_environment, torchrun_command
-from flopwright.executor.launch.failure import cause, cause_text, read_records
-from flopwright.executor.launch.machine import die_with_parent, find_machine
+from flopwright.executor.launch.failure import (
+    cause,
+    cause_text,
+    no_place_to_write,
+    read_records,
+)
+from flopwright.executor.launch.machine import find_machine
+from flopwright.executor.launch.processes import end_torchrun, start_torchrun, stop_requests
 from flopwright.executor.launch.progress import Progress
 from flopwright.executor.launch.request import (
     ERROR_DIR,
@@ -29,25 +30,27 @@ from flopwright.executor.launch.request import (
     PROGRESS_FILE,
     REQUEST_FILE,
     STEPS_FILE,
-    STOP_FILE,
+    STOPPED_FILE,
     RunRequest,
     checkpoint_dir,
     measurement_file,
     write_json,
 )
-from flopwright.executor.launch.resume import clear_last_end, resumed_request
+from flopwright.executor.launch.resume import clear_last_end, is_done, resumed_request
+from flopwright.executor.launch.stopped import stopped_text
 from flopwright.report.metrics import Measurement
 from flopwright.report.probe import ProbeReport
 
-# What progress says once the user asked to stop.
-STOPPING: Final = "stopping after this round (Ctrl-C again to end now)"
 _POLL_S: Final = 0.2
-_GRACE_S: Final = 40.0  # torchrun gives its ranks 30 s before it kills them
 _LOG_TAIL: Final = 15
 
 
 class RunFailedError(Exception):
     """A run that started and did not end well: which rank, why, and where its log is."""
+
+
+class RunStoppedError(Exception):
+    """A run that was told to end (SIGTERM) and has saved itself: who was told, and where it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +89,25 @@ def launch(
     Raises:
         InputError: the plans cannot run here, or their text cannot be used; nothing is left.
         RunFailedError: a rank failed; the folder keeps the logs.
+        RunStoppedError: it was told to end, and has saved itself.
     """
     out = Path(out_dir)
     chosen = options or LaunchOptions()
     request = check_request([Path(p) for p in plan_paths], out, chosen, find_machine())
-    show = on_progress or (lambda _: None)
+    try:
+        return _launched(request, out, chosen, on_progress or (lambda _: None))
+    except OSError as error:
+        refusal = no_place_to_write(error, "the launcher")
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
+def _launched(request: RunRequest, out: Path, chosen: LaunchOptions, show: Progress) -> RunResult:
+    """Starts a checked request, or goes on with the folder's run, and returns what it showed."""
     if chosen.resume and (out / REQUEST_FILE).is_file():
         request = resumed_request(out, request)
-        if not _finished(request, out):
+        if not is_done(request, out):
             clear_last_end(out, request)
             _supervise(request, out, show, chosen.silence_s)
         return _read_result(request, out)
@@ -109,35 +123,26 @@ def launch(
     return _read_result(request, out)
 
 
-def _finished(request: RunRequest, out_dir: Path) -> bool:
-    """Whether every plan has made all its steps and its results are written."""
-    paths = [out_dir / measurement_file(entry.name) for entry in request.entries]
-    if not all(path.is_file() for path in paths):
-        return False
-    done = [len(Measurement.model_validate(json.loads(p.read_text())).losses) for p in paths]
-    return max(done) >= request.steps
-
-
 def _supervise(
     request: RunRequest, out_dir: Path, on_progress: Progress, silence_s: float | None = None
 ) -> None:
-    """Runs torchrun to its end."""
+    """Runs torchrun to its end.
+
+    Raises:
+        RunStoppedError: the ranks were told to end before their last step, and have saved.
+        RunFailedError, InputError: a rank failed, or could not use what it was given.
+    """
     world_size = request.entries[0].plan.parallel.world_size
     logs = out_dir / LOG_DIR
     command = torchrun_command(
         out_dir / REQUEST_FILE, nproc_per_node=world_size, log_dir=logs / "ranks"
     )
     logs.mkdir(exist_ok=True)
-    with (logs / "torchrun.log").open("ab") as log, _stop_requests(out_dir, on_progress) as stop:
-        process = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=rank_environment(os.environ, request.device),
-            start_new_session=True,  # Ctrl-C is ours to handle: the ranks finish their round
-            preexec_fn=die_with_parent,  # a run must not go on without who watches it
-        )
+    with (
+        (logs / "torchrun.log").open("ab") as log,
+        stop_requests(out_dir, on_progress, saves=request.checkpoints) as stop,
+    ):
+        process = start_torchrun(command, rank_environment(os.environ, request.device), log)
         try:
             lines, heard = _follow(out_dir / PROGRESS_FILE), time.monotonic()
             while process.poll() is None:
@@ -150,50 +155,12 @@ def _supervise(
                 time.sleep(_POLL_S)
             _forward(lines, on_progress)
         finally:
-            _end(process)
+            end_torchrun(process)
     if process.returncode != 0:
         raise _failure(out_dir, process.returncode)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends torchrun and with it the ranks, if they still run."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-@dataclass(slots=True)
-class _Stop:
-    asked: bool = False
-    killed: bool = False
-
-
-@contextmanager
-def _stop_requests(out_dir: Path, on_progress: Progress) -> Iterator[_Stop]:
-    """Turns the first Ctrl-C (or SIGTERM) into a request to stop, the second into an end."""
-    state = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield state
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if state.asked:
-            state.killed = True
-            return
-        state.asked = True
-        (out_dir / STOP_FILE).touch()
-        on_progress({"phase": STOPPING, "share": 0})
-
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield state
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    if (out_dir / STOPPED_FILE).is_file():
+        record = json.loads((out_dir / STOPPED_FILE).read_text(encoding="utf-8"))
+        raise RunStoppedError(stopped_text(record, out_dir))
 
 
 def _follow(path: Path) -> Iterator[dict[str, Any] | None]:

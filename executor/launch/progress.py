@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-# A phase ("phase", "share") or where a plan is ("plan", "step", "steps", "loss",
-# "tokens_per_s", "eta_s"): the lines of the progress file.
+# A phase ("phase", "share"), a note (a phase with "note": true, which is said whole and each
+# time) or where a plan is ("plan", "step", "steps", "loss", "tokens_per_s", "eta_s"): the lines
+# of the progress file.
 Progress = Callable[[dict[str, Any]], None]
 
 STEPS_PER_LINE: Final = 20
@@ -24,6 +25,9 @@ def progress_lines(write: Callable[[str], None]) -> Progress:
     last: dict[str, int] = {}
 
     def show(event: dict[str, Any]) -> None:
+        if event.get("note"):
+            write(event["phase"])
+            return
         if "plan" not in event:
             phase = event["phase"].partition(":")[0]  # "probe: gemm 64x64x64" is one phase
             if phase not in said:
@@ -37,6 +41,11 @@ def progress_lines(write: Callable[[str], None]) -> Progress:
             write(step_text(event))
 
     return show
+
+
+def note(text: str) -> dict[str, Any]:
+    """Returns the event that says something once."""
+    return {"phase": text, "share": 0.0, "note": True}
 
 
 def progress_writer(path: Path, show: Progress) -> Progress:

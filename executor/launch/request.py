@@ -17,7 +17,11 @@ PROGRESS_FILE: Final = "progress.jsonl"
 STEPS_FILE: Final = "steps.jsonl"
 ROUNDS_FILE: Final = "rounds.jsonl"
 PROBE_FILE: Final = "probe.json"
-STOP_FILE: Final = "stop"
+STOP_FILE: Final = "stop"  # after the present round
+STOP_NOW_FILE: Final = "stop-now"  # after the present step, as on SIGTERM
+STOPPED_FILE: Final = "stopped.json"  # where a run that was told to end stands
+RESERVE_FILE: Final = ".reserve"  # given up when the disk is full, to say so
+ROLLBACKS_FILE: Final = "rollbacks.jsonl"
 RETIRED_FILE: Final = "retired.json"
 LOG_DIR: Final = "logs"
 ERROR_DIR: Final = "errors"
@@ -42,6 +46,8 @@ class RunRequest(Spec):
     Attributes:
         steps: optimizer steps of each plan.
         steps_per_round: steps a plan makes before the next plan has its turn.
+        stream: whether the text is read while the run goes on, and not before its first step.
+        prefetch: batches that a process beside each rank makes before their steps; 0: none does.
         held_out_sequences: held-out sequences the final loss is taken over.
         checkpoints: whether each plan's weights are written at the end.
         mismatch: what differs from the plans and was allowed.
@@ -49,6 +55,7 @@ class RunRequest(Spec):
         kineto_trace: whether one step of each plan is written as a Kineto trace.
         checkpoint_every: steps between checkpoints while it runs; None: at the end alone.
         keep_checkpoints: how many steps' checkpoints of a plan stay.
+        max_rollbacks: how often the run goes back to before a loss spike and leaves its data out.
         start_from: a step folder whose weights and optimizer state step 0 begins with.
         resume_step: steps that the folder's run has made and goes on from.
         export_hf: whether the last weights are also written as Hugging Face has them.
@@ -63,12 +70,15 @@ class RunRequest(Spec):
     seed: NonNegativeInt = 0
     text: str | None = None
     tokenizer: Literal["bpe", "characters"] = "bpe"
+    stream: bool = False
+    prefetch: NonNegativeInt = 0
     probe: bool = False
     probe_budget_s: PositiveFloat = 45.0
     held_out_sequences: PositiveInt = 64
     checkpoints: bool = True
     checkpoint_every: PositiveInt | None = None
     keep_checkpoints: PositiveInt = 2
+    max_rollbacks: NonNegativeInt = 0
     start_from: str | None = None
     resume_step: NonNegativeInt = 0
     deterministic: bool = False

@@ -17,11 +17,15 @@ from flopwright.executor.launch.request import (
     ROUNDS_FILE,
     STEPS_FILE,
     STOP_FILE,
+    STOP_NOW_FILE,
+    STOPPED_FILE,
     RunRequest,
     checkpoint_dir,
+    measurement_file,
     read_request,
     write_json,
 )
+from flopwright.report.metrics import Measurement
 
 
 def resume_step(out_dir: Path, request: RunRequest) -> int:
@@ -70,8 +74,9 @@ def resumed_request(out_dir: Path, request: RunRequest) -> RunRequest:
 
 def _told(before: RunRequest, now: RunRequest) -> list[tuple[str, Any, Any]]:
     """Returns what must not change, by name: before and now."""
+    kept = ("seed", "text", "tokenizer", "stream")
     pairs: list[tuple[str, Any, Any]] = [
-        (name, getattr(before, name), getattr(now, name)) for name in ("seed", "text", "tokenizer")
+        (name, getattr(before, name), getattr(now, name)) for name in kept
     ]
     for old, new in zip(before.entries, now.entries, strict=True):
         a, b = old.plan.scenario, new.plan.scenario
@@ -80,9 +85,18 @@ def _told(before: RunRequest, now: RunRequest) -> list[tuple[str, Any, Any]]:
     return pairs
 
 
+def is_done(request: RunRequest, out_dir: Path) -> bool:
+    """Whether every plan has made all its steps and its results are written."""
+    paths = [out_dir / measurement_file(entry.name) for entry in request.entries]
+    if not all(path.is_file() for path in paths):
+        return False
+    done = [len(Measurement.model_validate(json.loads(p.read_text())).losses) for p in paths]
+    return max(done) >= request.steps
+
+
 def clear_last_end(out_dir: Path, request: RunRequest) -> None:
     """Takes away how a folder's run ended, and writes how it goes on."""
-    for name in (PROGRESS_FILE, STOP_FILE):
+    for name in (PROGRESS_FILE, STOP_FILE, STOP_NOW_FILE, STOPPED_FILE):
         (out_dir / name).unlink(missing_ok=True)
     shutil.rmtree(out_dir / ERROR_DIR, ignore_errors=True)
     write_json(out_dir / REQUEST_FILE, request.to_data())
@@ -90,7 +104,12 @@ def clear_last_end(out_dir: Path, request: RunRequest) -> None:
 
 def undo_after(out_dir: Path, request: RunRequest) -> None:
     """Takes back what a folder records of steps behind the one it is gone on from."""
-    step, round_ = request.resume_step, request.resume_step // request.steps_per_round
+    cut_records(out_dir, request.resume_step, request.steps_per_round)
+
+
+def cut_records(out_dir: Path, step: int, steps_per_round: int) -> None:
+    """Takes back what a folder records of step `step` (0-based) and those after it."""
+    round_ = -(-step // steps_per_round)  # a stop may have cut a round short
     _keep_lines(out_dir / STEPS_FILE, lambda line: line["step"] < step)
     _keep_lines(out_dir / ROUNDS_FILE, lambda line: line["round"] < round_)
 

@@ -17,7 +17,8 @@ from statistics import median
 from typing import Any
 
 from flopwright.executor.launch.checks import LaunchOptions
-from flopwright.executor.launch.local import STOPPING, RunFailedError, RunResult, launch
+from flopwright.executor.launch.local import RunFailedError, RunResult, launch
+from flopwright.executor.launch.processes import STOPPING
 from flopwright.executor.launch.progress import Progress
 from flopwright.executor.launch.request import (
     RETIRED_FILE,

@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from flopwright.executor.launch.request import ROUNDS_FILE, STEPS_FILE
+from flopwright.executor.launch.resume import cut_records
 from flopwright.executor.measure.communication import travelled
 from flopwright.executor.measure.rates import rates
 from flopwright.executor.measure.sinks import Sink
@@ -30,9 +31,19 @@ class RunLog:
     """Rank 0's running record."""
 
     def __init__(self, out_dir: Path, sinks: Sequence[Sink] = ()) -> None:
-        self._sinks = tuple(sinks)
-        self._steps = (out_dir / STEPS_FILE).open("a", encoding="utf-8")
-        self._rounds = (out_dir / ROUNDS_FILE).open("a", encoding="utf-8")
+        self._out_dir, self._sinks = out_dir, tuple(sinks)
+        self._open()
+
+    def _open(self) -> None:
+        self._steps = (self._out_dir / STEPS_FILE).open("a", encoding="utf-8")
+        self._rounds = (self._out_dir / ROUNDS_FILE).open("a", encoding="utf-8")
+
+    def cut(self, step: int, steps_per_round: int) -> None:
+        """Takes back the lines of step `step` and of those after it; sinks keep theirs."""
+        for file in (self._steps, self._rounds):
+            file.close()
+        cut_records(self._out_dir, step, steps_per_round)
+        self._open()
 
     def turn(
         self,
@@ -70,7 +81,7 @@ class RunLog:
 
 def step_data(row: StepRow, plan: PlanFile) -> dict[str, Any]:
     """Returns a step's line but for where it stands: seconds, bytes, tokens and FLOP/s."""
-    speed = rates(plan.scenario, plan.parallel.world_size, row.step_time_s)
+    speed = rates(plan.scenario, plan.parallel.world_size, row.step_time_s, row.sequences)
     data: dict[str, Any] = {
         "loss": row.loss,
         "gradient_norm": row.gradient_norm,
@@ -87,6 +98,10 @@ def step_data(row: StepRow, plan: PlanFile) -> dict[str, Any]:
         data["max_logit"], data["clipped_heads"] = row.logits
     if row.balance:
         data["expert_max_over_mean"] = max(b.max_over_mean for b in row.balance.values())
+    if plan.scenario.workload.batch_ramp is not None:
+        data["sequences"] = row.sequences
+    if row.sources:
+        data["sources"] = row.sources
     return data
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,13 +17,15 @@ from flopwright.executor.launch.failure import (
     cause,
     cause_text,
     lost_another,
+    no_place_to_write,
     read_records,
 )
-from flopwright.executor.launch.request import ERROR_DIR, write_json
+from flopwright.executor.launch.request import ERROR_DIR, RESERVE_FILE, write_json
 
 # torchrun ends all ranks of a node as soon as one has ended: every rank finds the same
 # mistake in the input, and this leaves the node's first rank, whose output is shown, the word.
 _AFTER_YOU_S: Final = 10.0
+_RESERVE_BYTES: Final = 2**17
 # torchrun shows what stands in this file as the cause, below all other output.
 _TORCHRUN_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 
@@ -33,6 +36,8 @@ def report_failure(out_dir: Path, error: Exception) -> int:
     The rank that caused the end says so in full, rank 0 repeats it (the others' output is
     often hidden), and any other rank names the cause in a line.
     """
+    rank = os.environ.get("RANK", "0")
+    error = no_place_to_write(error, f"rank {rank}") or error
     if isinstance(error, InputError) and os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(_AFTER_YOU_S)
     own = _record(error)
@@ -64,13 +69,28 @@ def _record(error: Exception) -> Record:
 
 
 def _keep(out_dir: Path, record: Record) -> bool:
-    """Writes the record into the run's folder; returns False where it belongs to another run."""
+    """Writes the record into the run's folder.
+
+    Returns False where it belongs to another run, or cannot be written.
+    """
     if not out_dir.is_dir() or any(v["field"] == "--out" for v in record["violations"]):
         return False
     folder = out_dir / ERROR_DIR
-    folder.mkdir(exist_ok=True)
-    write_json(folder / f"rank-{record['rank']:05d}.json", record)
-    return True
+    for _ in range(2):
+        try:
+            folder.mkdir(exist_ok=True)
+            write_json(folder / f"rank-{record['rank']:05d}.json", record)
+        except OSError:  # the disk may be full, which is to be told all the same
+            with suppress(OSError):
+                (out_dir / RESERVE_FILE).unlink(missing_ok=True)
+        else:
+            return True
+    return False
+
+
+def keep_reserve(out_dir: Path) -> None:
+    """Keeps room on the disk for the record of why a run ended, should it run full."""
+    (out_dir / RESERVE_FILE).write_bytes(bytes(_RESERVE_BYTES))
 
 
 def _tell_torchrun(text: str, record: Record) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flopwright.errors import InputError, Violation
 from flopwright.executor.parallel.groups import gather_bytes
 from flopwright.executor.train.collect import StepRow
+from flopwright.executor.train.spikes import Spike, spike_in
 from flopwright.executor.train.trial import StepRecord, Trial
 
 
@@ -24,26 +25,48 @@ def refuse_not_finite(
     Raises:
         InputError: names the step, what is not finite, and the ranks whose loss is not.
     """
-    bad = next((i for i, row in enumerate(rows) if not _finite(row)), None)
-    if bad is None:
-        return
-    mine = records[bad].loss
-    wrong = mine is not None and not math.isfinite(float(mine))
-    told = gather_bytes(json.dumps(wrong).encode(), trial.groups.world, trial.device)
-    ranks = [str(rank) for rank, data in enumerate(told) if json.loads(data)]
-    row = rows[bad]
-    what = "gradient norm" if math.isfinite(row.loss) else "loss"
-    where = f" (its own on rank {', '.join(ranks)})" if ranks else ""
-    raise InputError(
-        Violation(
-            field=what,
-            value=str(row.loss if what == "loss" else row.gradient_norm),
-            rule=f"is not finite in step {row.step} of plan '{trial.entry.name}'{where}",
-            nearest_fix="nothing of it has been saved: resume from the checkpoint before it with "
-            "a lower learning rate, or with other data",
-        )
+    for row, record in zip(rows, records, strict=True):
+        spike = spike_in(row.step, row.loss, row.gradient_norm, ())
+        if spike is not None:
+            raise refusal(
+                trial,
+                spike,
+                own_losses(trial, record),
+                "nothing of it has been saved: resume from the checkpoint before it with a lower "
+                "learning rate, or let --max-rollbacks leave its data out",
+            )
+
+
+def own_losses(trial: Trial, record: StepRecord) -> dict[int, float]:
+    """Returns the loss of each rank's own micro-batches, of ranks that know one; collective."""
+    mine = None if record.loss is None else float(record.loss)
+    told = gather_bytes(json.dumps(mine).encode(), trial.groups.world, trial.device)
+    found = {rank: json.loads(data) for rank, data in enumerate(told)}
+    return {rank: float(loss) for rank, loss in found.items() if loss is not None}
+
+
+def spike_text(spike: Spike, plan: str, own: Mapping[int, float]) -> str:
+    """Returns in which step of which plan it is, whose own loss it is, and beside what."""
+    out = [r for r, loss in own.items() if not math.isfinite(loss) or loss > spike.bound]
+    ranks = ", ".join(map(str, out))
+    plural = "" if len(out) == 1 else "s"
+    where = f" (its own on rank{plural} {ranks})" if out and spike.what == "loss" else ""
+    at = f"in step {spike.step} of plan '{plan}'{where}"
+    if spike.median is None:
+        return f"is not finite {at}"
+    return (
+        f"is a spike {at}: the median of the steps before it is {spike.median:.4g}, "
+        f"their scatter {spike.scatter:.2g}"
     )
 
 
-def _finite(row: StepRow) -> bool:
-    return math.isfinite(row.loss) and math.isfinite(row.gradient_norm)
+def refusal(trial: Trial, spike: Spike, own: Mapping[int, float], fix: str) -> InputError:
+    """Returns the error that ends a run at a spike."""
+    return InputError(
+        Violation(
+            field=spike.what,
+            value=f"{spike.value:.6g}",
+            rule=spike_text(spike, trial.entry.name, own),
+            nearest_fix=fix,
+        )
+    )

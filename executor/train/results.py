@@ -123,7 +123,8 @@ def _metrics(
     trial: Trial, history: History, times: StepTimes, memory_bytes: tuple[dict[str, int], ...]
 ) -> StepMetrics:
     step_time_s = times.step_time_s
-    speed = rates(trial.entry.plan.scenario, trial.plan.world_size, step_time_s)
+    scenario, world = trial.entry.plan.scenario, trial.plan.world_size
+    speed = rates(scenario, world, step_time_s, history.sequences)
     return StepMetrics(
         step_time_s=step_time_s,
         tokens_per_s=speed.tokens_per_s,
@@ -158,4 +159,5 @@ def write_measurement(out_dir: Path, measurement: Measurement, history: History)
 def step_times(history: History) -> StepTimes:
     """Returns the summary of a plan's rounds; every step that is not kept counts as discarded."""
     times = summarise(history.rounds)
-    return replace(times, discarded_steps=len(history.losses) - len(times.samples_s))
+    discarded = len(history.losses) - len(times.samples_s)  # steps taken back were timed too
+    return replace(times, discarded_steps=max(0, discarded))

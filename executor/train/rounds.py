@@ -28,7 +28,9 @@ from flopwright.executor.measure.timers import StepTrace
 from flopwright.executor.parallel.groups import Group
 from flopwright.executor.train.collect import StepRow, collect
 from flopwright.executor.train.guard import refuse_not_finite
+from flopwright.executor.train.recovery import Recovery
 from flopwright.executor.train.saves import Saves
+from flopwright.executor.train.stops import Stops
 from flopwright.executor.train.trial import StepRecord, Trial
 from flopwright.executor.train.watch import Watch
 
@@ -43,77 +45,150 @@ class History:
     """What rank 0 knows of one plan.
 
     Attributes:
-        rounds: step times in seconds by round, the slowest rank's.
+        rounds: step times in seconds by round, the slowest rank's; while a ramp is not at its end
+            those of the last round alone.
+        ramping: whether the last round had no step of the full batch; sequences: of its last step.
         traces: of the last steps, one StepTrace a rank.
     """
 
     rounds: list[list[float]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     traces: deque[tuple[StepTrace, ...]] = field(default_factory=lambda: deque(maxlen=TRACES_KEPT))
+    ramping: bool = False
+    sequences: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keepers:
+    """What looks after a run while it trains."""
+
+    watch: Watch
+    saves: Saves
+    stops: Stops
+    recovery: Recovery
 
 
 def run_rounds(
-    trials: Sequence[Trial],
-    request: RunRequest,
-    out_dir: Path,
-    say: Progress,
-    watch: Watch,
-    saves: Saves,
+    trials: Sequence[Trial], request: RunRequest, out_dir: Path, say: Progress, keepers: Keepers
 ) -> list[History]:
     """Trains all plans in turns and returns their histories (complete on rank 0).
 
     Rank 0 calls `say` with each plan's progress after its turn. A file named `stop` in the
     run's folder ends the training after the current round, and from then on plans named in
-    `retired.json` take no turns.
+    `retired.json` take no turns. SIGTERM ends it after the present step (stops.py).
     """
-    world, device = trials[0].groups.world, trials[0].device
     histories = [History() for _ in trials]
     if dist.get_rank() == 0 and request.resume_step:
         known = recorded_losses(out_dir, [t.entry.name for t in trials])
         for trial, history in zip(trials, histories, strict=True):
             history.losses.extend(known[trial.entry.name])
     writer = _Writer(out_dir, request, say) if dist.get_rank() == 0 else None
-    current, retired = -1, frozenset[int]()
-    for turn in turns(len(trials), request.steps, request.steps_per_round, request.resume_step):
-        if turn.round != current:
-            began, current = current >= 0, turn.round
-            with watch.waiting(f"the start of round {current}", world):
-                if began:
-                    stop, retired = _asked(out_dir, trials, device)
-                    if stop:
-                        break
-                sentinel_s = _sentinel(world, device)
-        if turn.entry in retired:
-            continue
-        trial, history = trials[turn.entry], histories[turn.entry]
-        kineto = out_dir / kineto_file(trial.entry.name, dist.get_rank())
-        records = _run_turn(trial, turn, watch, kineto if request.kineto_trace else None)
-        with watch.waiting(f"what plan '{trial.entry.name}' showed in round {current}", world):
-            rows = collect(trial, records, world, device)
-        if writer is not None:
-            remember(history, rows)
-            writer.turn(trial, turn, rows, sentinel_s)
-        if request.checkpoint_every is not None:  # a run that is to be gone on with
-            refuse_not_finite(trial, rows, records)
-        with watch.waiting(f"the checkpoint after step {rows[-1].step}", world):
-            saves.after_turn(turn.entry, rows[-1].step + 1)
+    rounds = _Rounds(trials, request, out_dir, keepers, histories, writer)
+    begin: int | None = request.resume_step
+    while begin is not None:
+        begin = rounds.run(begin)
     if writer is not None:
         writer.close()
     return histories
 
 
+@dataclass(slots=True)
+class _Rounds:
+    """The turns of a launch from one step on."""
+
+    trials: Sequence[Trial]
+    request: RunRequest
+    out_dir: Path
+    keepers: Keepers
+    histories: Sequence[History]
+    writer: _Writer | None
+
+    def run(self, begin: int) -> int | None:
+        """Takes turns from step `begin` on; returns a step to go back to, None at the end."""
+        request, watch = self.request, self.keepers.watch
+        world, device = self.trials[0].groups.world, self.trials[0].device
+        current, retired, sentinel_s = -1, frozenset[int](), 0.0
+        for turn in turns(len(self.trials), request.steps, request.steps_per_round, begin):
+            if turn.round != current:
+                began, current = current >= 0, turn.round
+                with watch.waiting(f"the start of round {current}", world):
+                    if began:
+                        stop, retired = _asked(self.out_dir, self.trials, device)
+                        if stop:
+                            break
+                    sentinel_s = _sentinel(world, device)
+            if turn.entry in retired:
+                continue
+            back = self._turn(turn, sentinel_s)
+            if back is not None:
+                return back
+            if self.keepers.stops.order is not None:
+                break
+        return None
+
+    def _turn(self, turn: Turn, sentinel_s: float) -> int | None:
+        """Runs a turn and saves what is due; returns a step to go back to, if there is one."""
+        trial, history = self.trials[turn.entry], self.histories[turn.entry]
+        watch, world = self.keepers.watch, trial.groups.world
+        kineto = self.out_dir / kineto_file(trial.entry.name, dist.get_rank())
+        profiled = kineto if self.request.kineto_trace else None
+        records = _run_turn(trial, turn, self.keepers, profiled)
+        if not records:  # told to end before its first step
+            return None
+        showed = f"what plan '{trial.entry.name}' showed in round {turn.round}"
+        with watch.waiting(showed, world):
+            rows = collect(trial, records, world, trial.device)
+        if self.writer is not None:
+            remember(history, rows)
+            self.writer.turn(trial, turn, rows, sentinel_s)
+        back = self._look(turn.entry, rows, records)
+        if back is None:
+            with watch.waiting(f"the checkpoint after step {rows[-1].step}", world):
+                self.keepers.saves.after_turn(turn.entry, rows[-1].step + 1)
+        elif self.writer is not None:
+            taken_back = rows[-1].step + 1 - back
+            history.losses = history.losses[:back]
+            self.writer.take_back(back, taken_back)
+        return back
+
+    def _look(
+        self, entry: int, rows: Sequence[StepRow], records: Sequence[StepRecord]
+    ) -> int | None:
+        """Returns a step to go back to where a loss is out of line; ends a run that may not."""
+        trial, recovery = self.trials[entry], self.keepers.recovery
+        if self.request.checkpoint_every is None:  # not a run that is to be gone on with
+            return None
+        if not self.request.max_rollbacks:
+            refuse_not_finite(trial, rows, records)
+            recovery.memories[entry].remember([row.loss for row in rows])
+            return None
+        bad = recovery.memories[entry].look(rows)
+        if bad is None:
+            return None
+        with self.keepers.watch.waiting("the way back before a loss spike", trial.groups.world):
+            return recovery.roll_back(entry, trial, self.keepers.saves, (rows, records, bad))
+
+
 def _run_turn(
-    trial: Trial, turn: Turn, watch: Watch, kineto: Path | None = None
+    trial: Trial, turn: Turn, keepers: Keepers, kineto: Path | None = None
 ) -> list[StepRecord]:
-    """Runs a turn; in the first one memory is metered, and the last step written to `kineto`."""
+    """Runs a turn, or the steps of it until all are told to end.
+
+    In the first one memory is metered, and the last step written to `kineto`.
+    """
     gc.collect()
+    watch = keepers.watch
     with watch.waiting(f"the barrier before step {turn.first_step}", trial.groups.world):
         dist.barrier(group=trial.groups.world.handle)
-    first, last = not trial.memory, turn.num_steps - 1
+    # behind a ramp it is metered again: more micro-batches may stand at a time
+    grown = len(trial.dataset.step_samples(turn.first_step)) > trial.metered_sequences
+    first, last = not trial.memory or grown, turn.num_steps - 1
     metered = min(METERED_STEP, last) if first else -1
     records = []
     with watch.steps(trial):
         for i in range(turn.num_steps):
+            if not keepers.stops.before_step():
+                break
             profiled = kineto if first and i == last else None
             step = turn.first_step + i
             try:
@@ -126,7 +201,13 @@ def _run_turn(
 
 def remember(history: History, rows: Sequence[StepRow]) -> None:
     """Adds a turn's rows to a plan's history."""
-    timed = [r for r in rows if r.timed] or list(rows)
+    full = [r for r in rows if r.full_batch]
+    if not full or history.ramping:  # what smaller batches took is not the plan's step
+        history.rounds.clear()
+        history.traces.clear()
+    history.ramping, history.sequences = not full, rows[-1].sequences
+    counted = full or [r for r in rows if r.sequences == rows[-1].sequences]
+    timed = [r for r in counted if r.timed] or counted
     if len(history.rounds) == WARMUP_ROUNDS:
         history.traces.clear()  # only kept steps are attributed
     history.rounds.append([r.step_time_s for r in timed])
@@ -183,6 +264,7 @@ class _Writer:
 
     def _progress_of(self, name: str, rows: Sequence[StepRow]) -> dict[str, Any]:
         workload = self._request.entries[0].plan.scenario.workload
+        sequences = rows[-1].sequences or workload.global_batch_size
         self._done += len(rows)
         total = self._request.steps * len(self._request.entries)
         elapsed_s = time.perf_counter() - self._began
@@ -191,9 +273,14 @@ class _Writer:
             "step": rows[-1].step + 1,
             "steps": self._request.steps,
             "loss": rows[-1].loss,
-            "tokens_per_s": workload.tokens_per_step / rows[-1].step_time_s,
+            "tokens_per_s": sequences * workload.seq_len / rows[-1].step_time_s,
             "eta_s": elapsed_s / (self._done - self._before) * (total - self._done),
         }
+
+    def take_back(self, step: int, count: int) -> None:
+        """Takes back `count` steps that were written, those from `step` on."""
+        self._log.cut(step, self._request.steps_per_round)
+        self._done -= count
 
     def close(self) -> None:
         """Closes the log."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from flopwright.errors import InputError, Violation
 from flopwright.executor.checkpoint.load import load_full
 from flopwright.executor.checkpoint.manifest import (
+    Manifest,
     check_hashes,
     find_checkpoint,
     read_manifest,
@@ -26,10 +28,21 @@ from flopwright.spec.model import ModelSpec
 
 
 class Saves:
-    """The checkpoints of a launch's plans: every so many steps, and at the end."""
+    """The checkpoints of a launch's plans: every so many steps, and at the end.
 
-    def __init__(self, trials: Sequence[Trial], request: RunRequest, out_dir: Path) -> None:
+    Args:
+        state_of: what a checkpoint of a plan (by number) keeps beside tensors.
+    """
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        request: RunRequest,
+        out_dir: Path,
+        state_of: Callable[[int], dict[str, Any]] = lambda _: {},
+    ) -> None:
         self._trials, self._request, self._out_dir = trials, request, out_dir
+        self._state_of = state_of
         self._savers: list[Saver] = [
             make_saver(trial, out_dir, request.keep_checkpoints) for trial in trials
         ]
@@ -42,21 +55,31 @@ class Saves:
         if every is not None and steps // every > self._last[entry] // every:
             self._start(entry, steps)
 
-    def finish(self, entry: int, steps: int) -> None:
-        """Saves a plan's end, if that is asked for and not done; returns once it stands."""
+    def at_end(self, entry: int, steps: int) -> None:
+        """Begins to save a plan's end, if that is asked for and not done; collective."""
         if self._request.checkpoints and self._last[entry] != steps:
             self._start(entry, steps)
+
+    def settle(self, entry: int) -> None:
+        """Returns once a plan's last save stands on all ranks; collective."""
         self._savers[entry].wait()
         self._savers[entry].barrier()
 
+    def went_back(self, entry: int, steps: int) -> None:
+        """Takes note that a plan goes on from an earlier checkpoint."""
+        self._last[entry] = steps
+
     def _start(self, entry: int, steps: int) -> None:
         saver, trial = self._savers[entry], self._trials[entry]
-        start_save(saver, trial, self._out_dir / DATA_DIR, steps)
+        state = self._state_of(entry)
+        start_save(saver, trial, self._out_dir / DATA_DIR, steps, state)
         self._last[entry] = steps
 
 
-def go_on(trial: Trial, out_dir: Path, step: int) -> None:
+def go_on(trial: Trial, out_dir: Path, step: int) -> Manifest:
     """Lets a trial go on from its plan's checkpoint of `step` in a run's folder; collective.
+
+    Returns the checkpoint's record.
 
     Raises:
         InputError: the checkpoint is broken, or of another model, tokenizer or step.
@@ -68,6 +91,7 @@ def go_on(trial: Trial, out_dir: Path, step: int) -> None:
         rule = f"the folder's name says step {step}"
         raise InputError(Violation(file=str(where), value=str(manifest.step), rule=rule))
     load_state(trial, where, manifest)
+    return manifest
 
 
 def begin_with(trial: Trial, where: Path) -> None:
@@ -126,7 +150,13 @@ def make_saver(trial: Trial, out_dir: Path, keep: int = 2) -> Saver:
     )
 
 
-def start_save(saver: Saver, trial: Trial, data_dir: Path, steps: int) -> None:
+def start_save(
+    saver: Saver,
+    trial: Trial,
+    data_dir: Path,
+    steps: int,
+    state: Mapping[str, Any] | None = None,
+) -> None:
     """Begins to save all that the trial goes on from after `steps` steps; collective."""
     slices, scalars = own_state(trial)
     run = RunState(
@@ -135,16 +165,6 @@ def start_save(saver: Saver, trial: Trial, data_dir: Path, steps: int) -> None:
         model=trial.spec,
         tokenizer_file=data_dir / TOKENIZER_FILE,
         plan=trial.plan.to_data(),
+        state=dict(state or {}),
     )
     saver.start(slices, run, scalars)
-
-
-def save_checkpoint(
-    trial: Trial, out_dir: Path, data_dir: Path, steps: int, keep: int = 2
-) -> Path:
-    """Saves a trial and returns the step's folder, which stands on all ranks' return."""
-    saver = make_saver(trial, out_dir, keep)
-    start_save(saver, trial, data_dir, steps)
-    saver.wait()
-    saver.barrier()
-    return saver.folder / step_folder(steps)

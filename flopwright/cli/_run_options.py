@@ -14,6 +14,13 @@ Text = Annotated[
 Tokenizer = Annotated[
     Literal["bpe", "characters"], typer.Option("--tokenizer", help="How text becomes tokens.")
 ]
+Stream = Annotated[
+    bool, typer.Option("--stream", help="Read the text while the run goes on, not before it.")
+]
+Prefetch = Annotated[
+    int | None,
+    typer.Option("--prefetch", min=0, help="Batches made ahead; default: 2 with --stream."),
+]
 Nproc = Annotated[
     int | None,
     typer.Option("--nproc", min=1, help="Ranks; more than cores share them (CPU only)."),

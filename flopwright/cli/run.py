@@ -10,16 +10,19 @@ from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from flopwright.cli._restarts import Fallback, MaxRestarts, MaxRollbacks, supervision
 from flopwright.cli._run_options import (
     AsJson,
     NoStore,
     Nproc,
+    Prefetch,
     ProbeSeconds,
     StoreUrl,
+    Stream,
     Text,
     Tokenizer,
 )
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
     from flopwright.executor.launch.progress import Progress
     from flopwright.report.metrics import Measurement
     from flopwright.report.trace import Trace
+
+
+# What a shell reports of a process that SIGTERM ended.
+EXIT_TERMINATED: Final = 143
 
 
 class LogTo(Enum):
@@ -58,6 +65,9 @@ def run(
     keep_checkpoints: Annotated[
         int, typer.Option("--keep-checkpoints", min=1, help="Steps whose checkpoints stay.")
     ] = 2,
+    max_restarts: MaxRestarts = 0,
+    fallback: Fallback = None,
+    max_rollbacks: MaxRollbacks = 0,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only algorithms that repeat every bit.")
     ] = False,
@@ -65,6 +75,8 @@ def run(
         int | None, typer.Option("--steps", min=1, help="Optimizer steps; default: the budget's.")
     ] = None,
     text: Text = None,
+    stream: Stream = False,
+    prefetch: Prefetch = None,
     tokenizer: Tokenizer = "bpe",
     nproc: Nproc = None,
     export_hf: Annotated[
@@ -116,6 +128,7 @@ def run(
 
     Several plans take turns in one launch, so that they meet the same machine. Ctrl-C ends
     the run after the present round with everything written; a second one ends it at once.
+    SIGTERM ends it after the present step with a checkpoint (exit code 143).
     A run that ended early, however it ended, goes on with --resume, under its own plan or
     another one of the same workload.
 
@@ -129,7 +142,7 @@ def run(
         _dry(plans, rank, as_json=as_json)
         return
     from flopwright.executor.launch.checks import LaunchOptions
-    from flopwright.executor.launch.local import RunFailedError, launch
+    from flopwright.executor.launch.local import RunFailedError, RunStoppedError
     from flopwright.executor.launch.phases import launch_phases
 
     phases = _is_of_phases(plans)
@@ -137,6 +150,8 @@ def run(
         steps=steps,
         nproc=nproc,
         text=text,
+        stream=stream,
+        prefetch=prefetch,
         tokenizer=tokenizer,
         model=model,
         names=tuple(name or ()),
@@ -150,21 +165,27 @@ def run(
         resume=resume,
         checkpoint_every=checkpoint_every,
         keep_checkpoints=keep_checkpoints,
+        max_rollbacks=max_rollbacks,
         deterministic=deterministic,
         export_hf=export_hf,
     )
     out_dir = out or Path("runs") / f"{plans[0].stem}-{datetime.now():%Y%m%d-%H%M%S}"
     if store is not None and not no_store:
         _check_store(store)
+    start = supervision(plans, max_restarts, fallback, phases=phases)
     try:
         with progress_display(quiet=as_json) as show:
             if phases:
-                results = [p.result for p in launch_phases(plans[0], out_dir, options, show)]
+                whole = launch_phases(plans[0], out_dir, options, show, start)
+                results = [p.result for p in whole]
             else:
-                results = [launch(plans, out_dir, options, show)]
+                results = [start(plans, out_dir, options, show)]
     except RunFailedError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
+    except RunStoppedError as stopped:
+        typer.echo(str(stopped), err=True)
+        raise typer.Exit(EXIT_TERMINATED) from None
     except KeyboardInterrupt:
         typer.echo(f"ended; what was written so far is in {out_dir}", err=True)
         raise typer.Exit(130) from None
@@ -324,6 +345,9 @@ def _bars() -> Iterator[Progress]:
         phase = bars.add_task("starting", total=1, detail="")
 
         def show(event: dict[str, Any]) -> None:
+            if event.get("note"):
+                bars.console.print(event["phase"])
+                return
             if "plan" not in event:
                 bars.update(phase, description=event["phase"], completed=event["share"])
                 return

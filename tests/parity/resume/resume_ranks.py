@@ -38,6 +38,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1] / "same_numbers"))
 from same_cases import dataset, scenario
 from same_plans import MICRO_BATCH, Row, chosen
+from saved_trial import save_checkpoint
 
 from flopwright.executor.checkpoint.boxes import whole
 from flopwright.executor.checkpoint.load import load_into
@@ -46,7 +47,6 @@ from flopwright.executor.data.tokenizer import train_characters
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.parallel.groups import GroupRegistry
 from flopwright.executor.train.saved_state import load_state
-from flopwright.executor.train.saves import save_checkpoint
 from flopwright.executor.train.trial import Trial, start_trial
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.spec.load import make_plan_file

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from same_cases import MODELS, dataset, scenario
 from same_plans import FREE_STEPS, MICRO_BATCH, QUICK_STEPS, STEPS, Row, chosen
 from same_reference import reference_file
+from saved_trial import save_checkpoint
 from torch import Tensor
 
 from flopwright.executor.checkpoint.load import load_full
@@ -30,7 +31,6 @@ from flopwright.executor.data.tokenizer import train_characters
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.launch.supported import unsupported
 from flopwright.executor.parallel.groups import GroupRegistry, gather_bytes
-from flopwright.executor.train.saves import save_checkpoint
 from flopwright.executor.train.trial import Trial, start_trial
 from flopwright.plan.parallel import ParallelPlan, plan_violations
 from flopwright.spec.load import make_plan_file

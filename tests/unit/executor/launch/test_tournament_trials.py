@@ -11,7 +11,8 @@ import pytest
 
 from flopwright.executor.launch import tournament
 from flopwright.executor.launch.checks import LaunchOptions
-from flopwright.executor.launch.local import STOPPING, RunFailedError, RunResult
+from flopwright.executor.launch.local import RunFailedError, RunResult
+from flopwright.executor.launch.processes import STOPPING
 from flopwright.executor.launch.request import RETIRED_FILE, STEPS_FILE, STOP_FILE, read_retired
 from flopwright.executor.launch.tournament import (
     Ruling,

@@ -12,15 +12,18 @@ import torch
 
 from flopwright.errors import InputError
 from flopwright.executor.train import guard
+from flopwright.executor.train.spikes import Spike
 
 
 def _row(step: int, loss: float, norm: float = 1.0) -> Any:
     return SimpleNamespace(step=step, loss=loss, gradient_norm=norm)
 
 
-def _refuse(rows: list[Any], monkeypatch: pytest.MonkeyPatch, wrong: tuple[bool, ...]) -> None:
-    """Asks as rank 1 of as many ranks as `wrong` has, whose own losses are so."""
-    told = [json.dumps(w).encode() for w in wrong]
+def _refuse(
+    rows: list[Any], monkeypatch: pytest.MonkeyPatch, own: tuple[float | None, ...]
+) -> None:
+    """Asks as rank 1 of as many ranks as `own` has, whose own losses are those."""
+    told = [json.dumps(loss).encode() for loss in own]
     monkeypatch.setattr(guard, "gather_bytes", lambda *_: told)
     trial = SimpleNamespace(
         entry=SimpleNamespace(name="dp2"), groups=SimpleNamespace(world=None), device="cpu"
@@ -32,7 +35,7 @@ def _refuse(rows: list[Any], monkeypatch: pytest.MonkeyPatch, wrong: tuple[bool,
 def test_numbers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "gather_bytes", lambda *_: pytest.fail("nobody is asked"))
     trial: Any = SimpleNamespace()
-    guard.refuse_not_finite(trial, [_row(1, 3.0), _row(2, 1e30)], [])
+    guard.refuse_not_finite(trial, [_row(1, 3.0), _row(2, 1e30)], [trial, trial])
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -41,7 +44,7 @@ def test_the_first_bad_step_and_its_ranks_are_named(
 ) -> None:
     rows = [_row(7, 3.0), _row(8, loss), _row(9, math.nan)]
     with pytest.raises(InputError) as caught:
-        _refuse(rows, monkeypatch, (False, True))
+        _refuse(rows, monkeypatch, (2.0, loss))
     text = str(caught.value)
     assert "loss" in text
     assert str(loss) in text
@@ -50,5 +53,14 @@ def test_the_first_bad_step_and_its_ranks_are_named(
 
 def test_a_bad_norm_of_a_good_loss_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"gradient norm.*step 4 of plan 'dp2'") as caught:
-        _refuse([_row(4, 2.0, math.inf)], monkeypatch, (False, False))
+        _refuse([_row(4, 2.0, math.inf)], monkeypatch, (2.0, None))
     assert "rank" not in str(caught.value)
+
+
+def test_the_ranks_of_a_spike_are_those_above_its_bound() -> None:
+    spike = Spike(41, "loss", 9.3, 3.0, 0.25)
+    text = guard.spike_text(spike, "dp4", {0: 3.1, 1: 14.0, 2: 4.9, 3: 15.0})
+    assert text == (
+        "is a spike in step 41 of plan 'dp4' (its own on ranks 1, 3): the median of the steps "
+        "before it is 3, their scatter 0.25"
+    )

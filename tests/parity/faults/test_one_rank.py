@@ -1,0 +1,136 @@
+"""What a run does about poison in its data, SIGTERM, a full disk, and checkpoints not its own.
+
+One process makes all the runs (one_rank.py), with everything that unpickles replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("faults")
+    program = Path(__file__).parent / "one_rank.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return found
+
+
+def test_a_poisoned_batch_is_gone_back_from_and_left_out(report: dict[str, Any]) -> None:
+    spikes = report["spikes"]
+    assert spikes["recovers"]["code"] == spikes["clean"] == 0
+    # as if the two batches had never been there, to the bit
+    assert spikes["poisoned"] == spikes["expected"]
+    (line,) = spikes["rollbacks"]
+    assert (line["step"], line["back_to"], line["skipped_samples"]) == (18, 16, [[68, 76]])
+    assert line["own_losses"] == {"0": line["value"]}
+    assert line["value"] > line["median"] + 8 * line["scatter"]
+    said = spikes["recovers"]["said"]
+    assert "is a spike in step 18 of plan 'x' (its own on rank 0)" in said
+    assert (
+        "Going back to the checkpoint of 16 steps and leaving out the data of steps 17 to 18 "
+        "(rollback 1 of 2)" in said
+    )
+
+
+def test_what_was_left_out_stays_left_out_after_a_resume(report: dict[str, Any]) -> None:
+    spikes = report["spikes"]
+    assert spikes["left"] == [24]
+    assert spikes["resumed"]["code"] == 0
+    assert "rollback" not in spikes["resumed"]["said"]
+    assert spikes["again"] == spikes["poisoned"]
+
+
+def test_rollbacks_are_bounded(report: dict[str, Any]) -> None:
+    much = report["spikes"]["too much"]
+    assert much["code"] == 2
+    assert "is a spike in step 22 of plan 'x'" in much["said"]  # batch 24, two left out before it
+    assert "it has gone back 1 times: look at its data and learning rate" in much["said"]
+    assert (much["steps"], much["intact"]) == ([16, 20], True)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "file"])
+def test_a_run_that_is_told_to_end_finishes_its_step_and_saves(
+    report: dict[str, Any], name: str
+) -> None:
+    stops = report["stops"]
+    told, steps = stops[name], stops[f"{name} steps"]
+    assert told["code"] == 0
+    assert steps in {10, 11}  # the step at hand, and one more at the most
+    assert told["steps"] == [8, steps]
+    assert stops[f"{name} record"] == {"by": "SIGTERM", "rank": 0, "steps": {"x": steps}}
+    assert (
+        f"stopped by SIGTERM (rank 0 was told first): plan 'x' after {steps} steps"
+        in (told["said"])
+    )
+    assert "done" not in told["said"]
+    assert stops["again"] == 0
+    assert stops["result"] == stops["whole"]
+
+
+def test_a_run_that_is_done_is_left_alone(report: dict[str, Any]) -> None:
+    done = report["stops"]["done"]
+    assert done["code"] == 0
+    assert "has made its 28 steps" in done["said"]
+    assert report["stops"]["done changes nothing"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("full", "rank 0 could not save step 12: "),
+        ("read-only", "rank 0 could not save step 12: Permission denied"),
+    ],
+)
+def test_where_nothing_can_be_written_the_run_says_so(
+    report: dict[str, Any], name: str, said: str
+) -> None:
+    end = report["storage"][name]
+    assert end["code"] == 2
+    assert said in end["said"]
+    assert "earlier checkpoints are as they were" in end["said"]
+    assert "Traceback" not in end["said"]
+    assert (end["steps"], end["intact"]) == ([4, 8], True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("corrupt", "rank-00000.safetensors: "),
+        ("foreign", "the checkpoint was made with another model"),
+        ("tokenizer", "another tokenizer"),
+    ],
+)
+def test_a_checkpoint_that_is_not_the_runs_is_refused(
+    report: dict[str, Any], name: str, said: str
+) -> None:
+    end = report["storage"][name]
+    assert end["code"] == 2
+    assert said in end["said"]
+    assert "Traceback" not in end["said"]
+    before = {"corrupt": 1, "foreign": 2, "tokenizer": 0}  # files that the test itself changed
+    assert len(end["changed"]) <= before[name], end["changed"]
+
+
+def test_all_the_same_the_run_goes_on_to_the_same_bits(report: dict[str, Any]) -> None:
+    storage = report["storage"]
+    assert storage["half again"]["code"] == 0
+    assert storage["result"] == report["stops"]["whole"]
