@@ -39,8 +39,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
+from flopwright.executor.data.token_batch import TokenBatch
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.measure.fingerprint import fingerprint
 from flopwright.executor.measure.probe import measure_cases
@@ -117,10 +117,10 @@ class RandomTokens:
     seq_len: int
     batch: int
 
-    def rank_slice(self, step: int, *_: int) -> NDArray[np.int64]:
+    def rank_batch(self, step: int, *_: int) -> TokenBatch:
         """Returns the tokens of a step [1, batch, seq_len + 1]."""
         shape = (1, self.batch, self.seq_len + 1)
-        return np.random.default_rng(step).integers(0, self.vocab, shape)
+        return TokenBatch(tokens=np.random.default_rng(step).integers(0, self.vocab, shape))
 
 
 def measure(scenario: Scenario, batch: int, device: torch.device) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from flopwright.executor.data.token_batch import TokenBatch
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.measure.log import RunLog
 from flopwright.executor.measure.timers import ActionTimer
@@ -46,9 +47,10 @@ class Rows:
     def __init__(self, vocab: int, sequences: int, seq_len: int) -> None:
         self._rows = np.random.default_rng(0).integers(0, vocab, (sequences, seq_len + 1))
 
-    def rank_slice(self, _step: int, rank: int, dp: int, size: int) -> Any:
+    def rank_batch(self, _step: int, rank: int, dp: int, size: int) -> TokenBatch:
         """Returns one rank's micro-batches, the same each step."""
-        return self._rows.reshape(-1, dp, size, self._rows.shape[-1])[:, rank]
+        rows = self._rows.reshape(-1, dp, size, self._rows.shape[-1])[:, rank]
+        return TokenBatch(tokens=rows)
 
 
 class Switch:

@@ -327,6 +327,8 @@ class ShardShape:
         pad_vocab_to: a tp rank's part of the vocabulary is padded to a multiple of it.
         expert_load: rows that the busiest rank's experts take over the mean.
         fused_loss: head and loss in one, without logits in memory.
+        documents: (tokens, share by number) of those packed in rows, which see only themselves;
+            (): a row is one.
     """
 
     micro_batch_size: ArrayLike = 1
@@ -342,6 +344,7 @@ class ShardShape:
     pad_vocab_to: int = 1
     expert_load: ArrayLike = 1
     fused_loss: ArrayLike = False
+    documents: tuple[tuple[int, float], ...] = ()
 
     @property
     def tokens(self) -> Array:

@@ -13,6 +13,7 @@ from flopwright.kernels.attention.cost import attention, unfused_attention
 from flopwright.kernels.rms_norm.cost import wide_bytes
 from flopwright.models.local import Local
 from flopwright.ops import Array, Collective, CostBuilder, Phase
+from flopwright.spec.packing import causal_share
 
 TAG_CORE = "core_attn"
 
@@ -51,6 +52,7 @@ def core_attention(
         cp=local.cp,
         window=window,
         ulysses=local.ulysses,
+        share=_share(local, window),
     )
     cost.saved("attention.out", out)
     if local.ulysses.any():
@@ -61,6 +63,16 @@ def core_attention(
         cost.saved("attention.softmax", t * heads * seq_len * width, tag=TAG_CORE)
     else:
         cost.saved("attention.lse", t * heads * wide_bytes(local.dtype))
+
+
+def _share(local: Local, window: int | None) -> Array:
+    """Returns which share of causal pairs the documents of a row leave."""
+    documents = local.shape.documents
+    lengths = np.asarray(local.shape.seq_len, float)
+    if not documents:
+        return np.ones_like(lengths)
+    found = [causal_share(documents, int(s), window) for s in lengths.ravel()]
+    return np.array(found).reshape(lengths.shape)
 
 
 def _gather_context(cost: CostBuilder, local: Local, nbytes: Array) -> None:

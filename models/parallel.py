@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flopwright.kernels.attention.op import attention
 from flopwright.kernels.embedding.op import embedding
+from flopwright.kernels.kda.op import kda
 from flopwright.kernels.linear.op import linear
 from flopwright.kernels.linear_cross_entropy.op import linear_cross_entropy
 from flopwright.models.head.module import loss
@@ -82,11 +83,14 @@ class TensorParallel(Protocol):
         """
         ...
 
-    def loss(self, logits: Tensor, targets: Tensor, vocab: int) -> Tensor:
+    def loss(
+        self, logits: Tensor, targets: Tensor, vocab: int, weights: Tensor | None = None
+    ) -> Tensor:
         """Returns the mean negative log-likelihood in nats a token, the same on every rank.
 
         Args:
             logits: [..., this rank's part of the vocabulary of `vocab`]; targets: [...] int64.
+            weights: [...], by which tokens count; their mean over a step is 1. None: all alike.
         """
         ...
 
@@ -129,6 +133,24 @@ class ContextParallel(Protocol):
         """
         ...
 
+    def by_runs(self, x: Tensor) -> Tensor:
+        """Returns x [B, S, ...] as [B * runs, S / runs, ...]: neighbouring tokens each."""
+        ...
+
+    def before_runs(self, tensors: Sequence[Tensor], count: int) -> tuple[Tensor | None, ...]:
+        """Returns of each [B * runs, L, C] the `count` positions before its runs; None: zeros."""
+        ...
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float
+    ) -> Tensor:
+        """Returns what KDA makes of a rank's runs behind all before them (kernels/kda).
+
+        Args:
+            q, k, v, g: [B * runs, L, heads, width]; beta: [B * runs, L, heads].
+        """
+        ...
+
 
 class WholeMatrices:
     """Tensor parallelism of one rank: nothing is cut and nothing travels."""
@@ -160,9 +182,11 @@ class WholeMatrices:
         found: Tensor = embedding(tokens, table)
         return found
 
-    def loss(self, logits: Tensor, targets: Tensor, vocab: int) -> Tensor:
+    def loss(
+        self, logits: Tensor, targets: Tensor, vocab: int, weights: Tensor | None = None
+    ) -> Tensor:
         """Returns the mean loss."""
-        return loss(logits, targets)
+        return loss(logits, targets, weights)
 
     def linear_loss(self, x: Tensor, weight: Tensor, targets: Tensor, vocab: int) -> Tensor:
         """Returns the mean loss."""
@@ -187,4 +211,19 @@ class WholeSequences:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """Returns the attended values."""
         out: Tensor = attention(q, k, v, scale, window)[0]
+        return out
+
+    def by_runs(self, x: Tensor) -> Tensor:
+        """Returns x: a sequence is one run."""
+        return x
+
+    def before_runs(self, tensors: Sequence[Tensor], count: int) -> tuple[Tensor | None, ...]:
+        """Returns None for each: nothing stands before a sequence."""
+        return (None,) * len(tensors)
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float
+    ) -> Tensor:
+        """Returns the results of whole sequences."""
+        out: Tensor = kda(q, k, v, g, beta, scale)[0]
         return out

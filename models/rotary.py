@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.rope.frequencies import inverse_frequencies, table_scale
+from flopwright.models.documents import Documents, Start
 from flopwright.models.parallel import ContextParallel
 from flopwright.models.saving import stands
 from flopwright.spec.model import Rope
@@ -33,12 +34,18 @@ class RotaryTable:
         self._scale = 1.0 if rope is None else table_scale(rope.scaling)
         self._tables: dict[tuple[torch.device, torch.dtype, int], tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, seq_len: int, like: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+    def __call__(self, seq_len: int, like: Tensor, start: Start = 0) -> tuple[Tensor, Tensor]:
         """Returns (cos, sin), each [seq_len, width / 2], from position `start` on.
 
-        On `like`'s device, in its dtype or fp32.
+        On `like`'s device, in its dtype or fp32; of documents at each token's own position.
         """
-        cos, sin = self._tables_for(seq_len, like, start)
+        if isinstance(start, Documents):
+            if self not in start.angles:
+                cos, sin = self._tables_for(start.longest, like, 0)
+                start.angles[self] = cos[start.positions], sin[start.positions]
+            cos, sin = start.angles[self]
+        else:
+            cos, sin = self._tables_for(seq_len, like, start)
         return stands(cos), stands(sin)
 
     def _tables_for(self, seq_len: int, like: Tensor, start: int) -> tuple[Tensor, Tensor]:

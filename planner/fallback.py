@@ -12,7 +12,7 @@ from typing import Final
 from flopwright.errors import InputError
 from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.planner.phases import batch_violations
+from flopwright.plan.ramp import batch_violations
 from flopwright.planner.predicted import predicted_step
 from flopwright.planner.recommend_sizes import node_counts
 from flopwright.planner.result import RankedPlan, SearchResult

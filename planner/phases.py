@@ -8,8 +8,9 @@ from typing import Final
 
 from flopwright.errors import InputError, Violation
 from flopwright.plan.learning_rate import learning_rate_at
-from flopwright.plan.parallel import ParallelPlan, plan_violations
+from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.phases import Phase, phases_of
+from flopwright.plan.ramp import at_batch, batch_violations
 from flopwright.planner.phases_result import BatchRun, PhasedRun, PhaseRun, RateSegment
 from flopwright.planner.result import RankedPlan, SearchResult
 from flopwright.planner.search import Progress, search
@@ -158,21 +159,6 @@ def _runs_the_ramp(result: SearchResult, scenario: Scenario) -> RankedPlan | Non
     )
 
 
-def batch_violations(plan: ParallelPlan, scenario: Scenario) -> list[Violation]:
-    """Returns what a plan breaks at any batch of the run, the full one and a ramp's."""
-    return [
-        violation
-        for level in scenario.workload.batch_levels
-        for violation in plan_violations(plan, _at_batch(scenario, level.batch))
-    ]
-
-
-def _at_batch(scenario: Scenario, batch: int) -> Scenario:
-    """Returns the scenario with another batch, without its ramp."""
-    update = {"global_batch_size": batch, "batch_ramp": None}
-    return scenario.model_copy(update={"workload": scenario.workload.model_copy(update=update)})
-
-
 def _smaller_batches(
     scenario: Scenario, plan: ParallelPlan, calibration: Calibration
 ) -> dict[int, Prediction]:
@@ -180,7 +166,7 @@ def _smaller_batches(
     full = scenario.workload.global_batch_size
     return {
         level.batch: predict(
-            _at_batch(scenario, level.batch), plan, calibration, whole_trace=False
+            at_batch(scenario, level.batch), plan, calibration, whole_trace=False
         )[0]
         for level in scenario.workload.batch_levels
         if level.batch != full

@@ -1,8 +1,4 @@
-"""Which tokens step s trains on: a function of seed, step and sample, not of the plan.
-
-Sample g of the run (g = step * global_batch_size + position in the batch) is the same
-tokens whatever the number of ranks or the micro-batch size; a plan only decides who reads it.
-"""
+"""Prepared tokens and the order in which a run reads them: shuffled anew in each epoch."""
 
 from __future__ import annotations
 
@@ -18,15 +14,29 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from flopwright.errors import InputError, Violation
 from flopwright.executor.data.entropy import bigram_entropy, unigram_entropy
+from flopwright.executor.data.order import (
+    DocumentStarts,
+    Ordered,
+    held_out_rows,
+    ramp_of,
+    windows,
+)
+from flopwright.executor.data.skips import Spans
+from flopwright.executor.data.token_batch import TokenBatch
 from flopwright.executor.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from flopwright.spec.base import Spec
+from flopwright.spec.phases import BatchLevel
 from flopwright.spec.workload import Workload
 
 TRAIN_FILE: Final = "train_tokens.npy"
 HELD_OUT_FILE: Final = "held_out_tokens.npy"
+TRAIN_STARTS_FILE: Final = "train_documents.npy"
+HELD_OUT_STARTS_FILE: Final = "held_out_documents.npy"
 META_FILE: Final = "meta.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
-DATA_FILES: Final = (TRAIN_FILE, HELD_OUT_FILE, TOKENIZER_FILE, META_FILE)
+DATA_FILES: Final = (
+    TRAIN_FILE, HELD_OUT_FILE, TRAIN_STARTS_FILE, HELD_OUT_STARTS_FILE, TOKENIZER_FILE, META_FILE,
+)  # fmt: skip
 
 
 class DataMeta(Spec):
@@ -80,49 +90,6 @@ def _epoch_starts(num_tokens: int, seq_len: int, seed: int, epoch: int) -> NDArr
     return (order * seq_len + phase) % num_tokens
 
 
-class Ordered:
-    """What a run reads: sample g is the same whoever reads it, and known without those before."""
-
-    __slots__ = ()
-    seq_len: int
-    global_batch_size: int
-
-    def batch(self, step: int) -> NDArray[np.int64]:
-        """Returns the tokens of step `step`, [global_batch_size, seq_len + 1]."""
-        first = step * self.global_batch_size
-        return self._samples(np.arange(first, first + self.global_batch_size))
-
-    def rank_slice(
-        self, step: int, dp_rank: int, dp: int, micro_batch_size: int
-    ) -> NDArray[np.int64]:
-        """Returns one data-parallel rank's micro-batches of a step.
-
-        The global batch is cut into micro-batches in order; micro-batch m of rank r is the
-        (m * dp + r)-th.
-
-        Args:
-            step: 0-based optimizer step.
-            dp_rank: index of the rank among the `dp` data-parallel ranks.
-            dp: data-parallel ranks.
-            micro_batch_size: sequences a micro-batch.
-
-        Returns:
-            [num_microbatches, micro_batch_size, seq_len + 1]
-        """
-        assert 0 <= dp_rank < dp
-        assert self.global_batch_size % (dp * micro_batch_size) == 0
-        index = np.arange(self.global_batch_size).reshape(-1, dp, micro_batch_size)[:, dp_rank]
-        samples = step * self.global_batch_size + index
-        return self._samples(samples.ravel()).reshape(*samples.shape, self.seq_len + 1)
-
-    def samples(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns samples of the run by number, [len(samples), seq_len + 1]."""
-        return self._samples(samples)
-
-    def _samples(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset(Ordered):
     """Prepared tokens and the order in which a workload reads them.
@@ -130,6 +97,7 @@ class Dataset(Ordered):
     Attributes:
         train, held_out: token ids [N], memory-mapped; a sequence that runs past the end goes
             on at the start, so a text shorter than a sequence is repeated.
+        train_starts, held_out_starts: of their documents; None where they are not packed.
     """
 
     folder: Path
@@ -139,6 +107,15 @@ class Dataset(Ordered):
     seq_len: int
     global_batch_size: int
     seed: int
+    ramp: tuple[BatchLevel, ...] = ()
+    skipped: Spans = ()
+    train_starts: DocumentStarts | None = None
+    held_out_starts: DocumentStarts | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether documents of a row see only themselves."""
+        return self.train_starts is not None
 
     def held_out_batches(
         self, batch_size: int, max_sequences: int | None = None
@@ -153,11 +130,11 @@ class Dataset(Ordered):
 
         Of more than `max_sequences` those are taken that lie evenly over the held-out text.
         """
-        count = max(1, (len(self.held_out) - 1) // self.seq_len)
-        starts = np.arange(count, dtype=np.int64) * self.seq_len
-        if max_sequences is not None and max_sequences < count:
-            starts = starts[np.arange(max_sequences) * count // max_sequences]
-        return self._windows(self.held_out, starts)
+        return self.held_out_batch(max_sequences).tokens
+
+    def held_out_batch(self, max_sequences: int | None = None) -> TokenBatch:
+        """Returns the same, with their documents where these are packed."""
+        return held_out_rows(self.held_out, self.held_out_starts, self.seq_len, max_sequences)
 
     def entropies(self, max_sequences: int | None = None) -> Entropies:
         """Returns the entropies over the targets of `held_out_sequences(max_sequences)`."""
@@ -176,20 +153,27 @@ class Dataset(Ordered):
         """Sequences until the text has been read once."""
         return max(1, len(self.train) // self.seq_len)
 
-    def _samples(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _places(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the first token of each sample."""
         epochs, positions = np.divmod(samples, self.samples_per_epoch)
-        starts = np.array(
+        return np.array(
             [
                 _epoch_starts(len(self.train), self.seq_len, self.seed, int(epoch))[position]
                 for epoch, position in zip(epochs, positions, strict=True)
             ],
             dtype=np.int64,
         )
-        return self._windows(self.train, starts)
 
-    def _windows(self, stream: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        index = (starts[:, None] + np.arange(self.seq_len + 1)) % len(stream)
-        return np.asarray(stream[index], dtype=np.int64)
+    def _samples(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return windows(self.train, self._places(samples), self.seq_len + 1)
+
+    def _starts(self, samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+        assert self.train_starts is not None
+        return self.train_starts.rows(self._places(samples), self.seq_len + 1)
+
+    def _start_counts(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        assert self.train_starts is not None
+        return self.train_starts.counts(self._places(samples) + 1, self.seq_len)
 
 
 def open_dataset(folder: Path, workload: Workload, vocab_size: int | None = None) -> Dataset:
@@ -211,14 +195,18 @@ def open_dataset(folder: Path, workload: Workload, vocab_size: int | None = None
             )
         )
     check_tokenizer(folder / TOKENIZER_FILE, meta.tokenizer_hash)
+    packed = workload.packing is not None
     return Dataset(
         folder=folder,
         meta=meta,
-        train=_open_tokens(folder / TRAIN_FILE, meta.train_tokens),
-        held_out=_open_tokens(folder / HELD_OUT_FILE, meta.held_out_tokens),
+        train=open_array(folder / TRAIN_FILE, meta.train_tokens),
+        held_out=open_array(folder / HELD_OUT_FILE, meta.held_out_tokens),
         seq_len=workload.seq_len,
         global_batch_size=workload.global_batch_size,
         seed=workload.seed,
+        ramp=ramp_of(workload),
+        train_starts=open_starts(folder / TRAIN_STARTS_FILE, meta.train_tokens, packed),
+        held_out_starts=open_starts(folder / HELD_OUT_STARTS_FILE, meta.held_out_tokens, packed),
     )
 
 
@@ -256,19 +244,28 @@ def _read_meta(path: Path) -> DataMeta:
         ) from error
 
 
-def _open_tokens(path: Path, expected: int) -> NDArray[Any]:
+def open_starts(path: Path, size: int, packed: bool) -> DocumentStarts | None:
+    """Returns where the documents of a stream of `size` tokens begin, if they are packed."""
+    return DocumentStarts(open_array(path), size) if packed else None
+
+
+def open_array(path: Path, expected: int | None = None) -> NDArray[Any]:
+    """Returns a memory-mapped file of token ids (`expected` of them), or of places."""
     try:
-        tokens: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise InputError(
             Violation(file=str(path), rule=f"not a readable token file: {error}")
         ) from error
-    if tokens.ndim != 1 or tokens.dtype.kind != "u" or len(tokens) != expected:
+    kind = "u" if expected is not None else "i"
+    if found.ndim != 1 or found.dtype.kind != kind or len(found) != (expected or len(found)):
         raise InputError(
             Violation(
                 file=str(path),
-                rule=f"expected {expected} token ids",
-                value=f"{tokens.dtype} {tokens.shape}",
+                rule="expected places of documents"
+                if expected is None
+                else f"expected {expected} token ids",
+                value=f"{found.dtype} {found.shape}",
             )
         )
-    return tokens
+    return found

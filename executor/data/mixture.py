@@ -15,8 +15,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flopwright.executor.data.batches import DataMeta, Dataset, Ordered
+from flopwright.executor.data.batches import DataMeta, Dataset
 from flopwright.executor.data.domains import BLOCK
+from flopwright.executor.data.order import Ordered
+from flopwright.executor.data.skips import Spans
+from flopwright.executor.data.stream import StreamedDataset, StreamMeta
+from flopwright.executor.data.token_batch import TokenBatch, joined
+from flopwright.spec.phases import BatchLevel
+
+Part = Dataset | StreamedDataset
+Meta = DataMeta | StreamMeta
 
 # Beside seed and number of the block, so that no other order is drawn from the same numbers.
 _STREAM: Final = 0x6D6978
@@ -40,17 +48,31 @@ class MixedDataset(Ordered):
 
     Attributes:
         parts: the domains, each in an order of its own.
-        shares: samples of each in a block.
+        shares: samples of each in a block; names: of the domains.
         meta: of the first; all have the same tokenizer.
     """
 
     folder: Path
-    meta: DataMeta
-    parts: tuple[Dataset, ...]
+    meta: Meta
+    parts: tuple[Part, ...]
     shares: tuple[int, ...]
     seq_len: int
     global_batch_size: int
     seed: int
+    ramp: tuple[BatchLevel, ...] = ()
+    skipped: Spans = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def packed(self) -> bool:
+        """Whether documents of a row see only themselves."""
+        return self.parts[0].packed
+
+    def sources(self, step: int) -> dict[str, int]:
+        """Returns how many samples of a step are of which domain."""
+        domains, _ = self.places(self.step_samples(step))
+        counts = np.bincount(domains, minlength=len(self.parts)).tolist()
+        return dict(zip(self.names, counts, strict=True))
 
     def places(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the domain of samples of the run, and which sample of the domain each is."""
@@ -72,11 +94,24 @@ class MixedDataset(Ordered):
                 rows[here] = part.samples(places[here])
         return rows
 
+    def _starts(self, samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+        domains, places = self.places(samples)
+        rows = np.empty((len(samples), self.seq_len + 1), dtype=np.bool_)
+        for number, part in enumerate(self.parts):
+            here = domains == number
+            if here.any():
+                rows[here] = part.starts(places[here])
+        return rows
+
     def held_out_sequences(self, max_sequences: int | None = None) -> NDArray[np.int64]:
         """Returns the domains' held-out sequences [count, seq_len + 1], by weight where cut."""
-        rows = []
+        return self.held_out_batch(max_sequences).tokens
+
+    def held_out_batch(self, max_sequences: int | None = None) -> TokenBatch:
+        """Returns the same, with their documents where these are packed."""
+        found = []
         for part, share in zip(self.parts, self.shares, strict=True):
             if share:
                 limit = None if max_sequences is None else max(1, max_sequences * share // BLOCK)
-                rows.append(part.held_out_sequences(limit))
-        return np.concatenate(rows)
+                found.append(part.held_out_batch(limit))
+        return joined(found)

@@ -14,24 +14,25 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flopwright.errors import InputError, Violation
 from flopwright.executor.data.batches import (
     DATA_FILES,
     HELD_OUT_FILE,
+    HELD_OUT_STARTS_FILE,
     META_FILE,
     TOKENIZER_FILE,
     TRAIN_FILE,
+    TRAIN_STARTS_FILE,
     DataMeta,
     Dataset,
     open_dataset,
 )
-from flopwright.executor.data.domains import chosen_weights, load_mixtures, quotas
-from flopwright.executor.data.mixture import MixedDataset
+from flopwright.executor.data.domains import load_mixtures
+from flopwright.executor.data.encode import Encoded, encode_documents
 from flopwright.executor.data.split import Split, split_documents
 from flopwright.executor.data.text import TextCorpus, load_text
 from flopwright.executor.data.tokenizer import (
@@ -45,8 +46,7 @@ from flopwright.spec.model import ModelSpec
 from flopwright.spec.workload import Workload
 
 Progress = Callable[[str, float], None]
-CACHE_VERSION: Final = 1
-_DOCUMENTS_AT_ONCE: Final = 64
+CACHE_VERSION: Final = 2
 
 
 def prepare(
@@ -117,33 +117,11 @@ def prepare_mixture(
         train = encode_documents(split.train, tokenizer, spec.vocab_size)
         held_out = encode_documents(split.held_out, tokenizer, spec.vocab_size)
         digest = hash_documents(corpus.documents)
-        sizes = (len(train), len(held_out))
+        sizes = (len(train.tokens), len(held_out.tokens))
         meta = _meta(corpus, digest, split, tokenizer, spec.vocab_size, *sizes)
         _write(out_dir / name, train, held_out, tokenizer, meta)
     (out_dir / TOKENIZER_FILE).write_text(tokenizer.to_json(), encoding="utf-8")
     say("tokens", 1.0)
-
-
-def open_mixture(
-    path: Path, out_dir: Path, workload: Workload, vocab_size: int | None = None
-) -> MixedDataset:
-    """Returns the prepared domains as the workload's mixture reads them; any rank may call it.
-
-    Raises:
-        InputError: no such mixture, or a domain whose files are missing or broken.
-    """
-    file = load_mixtures(path)
-    shares = quotas(chosen_weights(file, workload.mixture, path))
-    parts = {name: open_dataset(out_dir / name, workload, vocab_size) for name in shares}
-    return MixedDataset(
-        folder=out_dir,
-        meta=next(iter(parts.values())).meta,
-        parts=tuple(parts.values()),
-        shares=tuple(shares.values()),
-        seq_len=workload.seq_len,
-        global_batch_size=workload.global_batch_size,
-        seed=workload.seed,
-    )
 
 
 def cache_folder() -> Path:
@@ -188,7 +166,7 @@ def _make(
     split = split_documents(corpus.documents)
     train = encode_documents(split.train, tokenizer, vocab_size, lambda s: say("tokens", s))
     held_out = encode_documents(split.held_out, tokenizer, vocab_size)
-    if len(train) < 2 or not len(held_out):
+    if len(train.tokens) < 2 or not len(held_out.tokens):
         raise InputError(
             Violation(
                 field="--text",
@@ -197,7 +175,8 @@ def _make(
                 nearest_fix="pass more text",
             )
         )
-    meta = _meta(corpus, text_hash, split, tokenizer, vocab_size, len(train), len(held_out))
+    sizes = (len(train.tokens), len(held_out.tokens))
+    meta = _meta(corpus, text_hash, split, tokenizer, vocab_size, *sizes)
     for target in (cached, out_dir):
         try:
             _write(target, train, held_out, tokenizer, meta)
@@ -235,33 +214,20 @@ def _meta(
     )
 
 
-def encode_documents(
-    documents: Sequence[str],
-    tokenizer: Tokenizer,
-    vocab_size: int,
-    progress: Callable[[float], None] | None = None,
-) -> NDArray[Any]:
-    """Returns the ids of the documents in one stream, each ended by the end-of-document id."""
-    dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    parts: list[NDArray[Any]] = []
-    for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
-        encoded = tokenizer.encode_batch(documents[start : start + _DOCUMENTS_AT_ONCE])
-        parts += [np.array(ids + end, dtype=dtype) for ids in encoded]
-        if progress is not None:
-            progress(min(1.0, (start + _DOCUMENTS_AT_ONCE) / len(documents)))
-    return np.concatenate(parts)
-
-
 def _write(
-    folder: Path, train: NDArray[Any], held_out: NDArray[Any], tokenizer: Tokenizer, meta: DataMeta
+    folder: Path, train: Encoded, held_out: Encoded, tokenizer: Tokenizer, meta: DataMeta
 ) -> None:
     """Writes the files beside the target and moves them in; meta.json comes last."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".data-", dir=folder) as temporary:
         there = Path(temporary)
-        np.save(there / TRAIN_FILE, train, allow_pickle=False)
-        np.save(there / HELD_OUT_FILE, held_out, allow_pickle=False)
+        for name, array in (
+            (TRAIN_FILE, train.tokens),
+            (HELD_OUT_FILE, held_out.tokens),
+            (TRAIN_STARTS_FILE, train.starts),
+            (HELD_OUT_STARTS_FILE, held_out.starts),
+        ):
+            np.save(there / name, array, allow_pickle=False)
         (there / TOKENIZER_FILE).write_text(tokenizer.to_json(), encoding="utf-8")
         (there / META_FILE).write_text(meta.model_dump_json(indent=1), encoding="utf-8")
         for name in DATA_FILES:

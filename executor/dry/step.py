@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flopwright.executor.data.token_batch import TokenBatch
 from flopwright.executor.dry.host import HostCopies
 from flopwright.executor.dry.memory import StorageMeter, memory_by_class
 from flopwright.executor.dry.record import Recorder, RecordingTimer
@@ -22,7 +23,6 @@ from flopwright.executor.parallel.groups import GroupRegistry
 from flopwright.executor.parallel.pipeline_links import Links
 from flopwright.executor.train.trial import Trial, start_trial
 from flopwright.plan.file import PlanFile
-from flopwright.plan.lower import lower
 from flopwright.plan.schedules.actions import Action, ActionKind
 from flopwright.report.rank_step import RankStep
 from flopwright.spec.workload import Workload
@@ -39,12 +39,13 @@ class _NoData:
     seq_len: int
     global_batch_size: int
 
-    def rank_slice(
+    def rank_batch(
         self, step: int, dp_rank: int, dp_size: int, micro_batch_size: int
-    ) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Returns [micro-batches, sequences, seq_len + 1]."""
+    ) -> TokenBatch:
+        """Returns tokens [micro-batches, sequences, seq_len + 1]."""
         microbatches = self.global_batch_size // (dp_size * micro_batch_size)
-        return np.zeros((microbatches, micro_batch_size, self.seq_len + 1), np.int64)
+        shape = (microbatches, micro_batch_size, self.seq_len + 1)
+        return TokenBatch(tokens=np.zeros(shape, np.int64))
 
 
 @dataclass(slots=True)
@@ -90,8 +91,7 @@ def _trial(plan: PlanFile, recorder: Recorder) -> Trial:
     trial.activations._copies = HostCopies(recorder.meter)
     trial.run_step(0)
     trial.workload, trial.dataset = workload, _data(workload)
-    microbatches = parallel.num_microbatches(workload.global_batch_size)
-    trial.runner.actions = lower(parallel, microbatches)[trial.groups.coordinates["pp"]]
+    trial.set_microbatches(parallel.num_microbatches(workload.global_batch_size))
     return trial
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from flopwright.errors import Violation
+from flopwright.executor.launch.packing_rules import packing_rules
 from flopwright.executor.launch.sharing_rules import sharing_rules
 from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.spec.model import GqaAttention
+from flopwright.spec.model import GqaAttention, MlaAttention
 from flopwright.spec.workload import Workload
 
 _DTYPES: Final = ("fp32", "bf16", "fp64")
@@ -35,12 +36,23 @@ def _rules(plan: PlanFile) -> Iterable[_Rule]:
     tied = plan.scenario.model.tied_embeddings and plan.parallel.pp > 1
     rules.append(("parallel.pp", tied, f"{plan.parallel.pp}, with tied embeddings", "use 1"))
     rules += sharing_rules(plan)
+    rules += packing_rules(plan)
     rules += _deepspeed_rules(plan)
     rules += _host_rules(plan)
     rules.append(_qk_clip_rule(plan))
-    mtp = plan.scenario.model.mtp_layers
-    rules.append(("model.mtp_layers", mtp > 0, str(mtp), "use 0"))
+    rules += _prediction_rules(plan)
     return rules
+
+
+def _prediction_rules(plan: PlanFile) -> Iterable[_Rule]:
+    """Yields where prediction modules are not run: they read embeddings, and later tokens."""
+    p, seq_len, mtp = plan.parallel, plan.scenario.workload.seq_len, plan.scenario.model.mtp_layers
+    apart = p.num_chunks > 1 or p.tp > 1 or p.cp > 1
+    axes = f"pp {p.pp}, vpp {p.vpp}, tp {p.tp}, cp {p.cp}"
+    fix = "use 0, or pp, vpp, tp and cp 1: a module reads the table and the tokens of later places"
+    yield ("model.mtp_layers", mtp > 0 and apart, f"{mtp}, with {axes}", fix)
+    short = f"{mtp}, of {seq_len} tokens a sequence"
+    yield ("model.mtp_layers", mtp >= seq_len, short, "use less than a sequence has tokens")
 
 
 def _plan_rules(plan: ParallelPlan) -> Iterable[_Rule]:
@@ -98,9 +110,11 @@ def _qk_clip_rule(plan: PlanFile) -> _Rule:
     attention, tau = plan.scenario.model.attention, plan.scenario.workload.optimizer.qk_clip_tau
     normalised = isinstance(attention, GqaAttention) and attention.qk_norm
     sinks = isinstance(attention, GqaAttention) and attention.sinks
-    value = f"{tau}, with {'normalised queries and keys' if normalised else 'attention sinks'}"
+    index = isinstance(attention, MlaAttention) and attention.indexer is not None
+    of = "attention sinks" if sinks else "an indexer"
+    value = f"{tau}, with {'normalised queries and keys' if normalised else of}"
     fix = "leave it out: the norm bounds the logits already" if normalised else "leave it out"
-    asked = tau is not None and (normalised or sinks)
+    asked = tau is not None and (normalised or sinks or index)
     return ("workload.optimizer.qk_clip_tau", asked, value, fix)
 
 
@@ -149,11 +163,9 @@ def _workload_rules(workload: Workload) -> Iterable[_Rule]:
 
 
 def _phase_rules(workload: Workload) -> Iterable[_Rule]:
-    ramp, scaling = workload.batch_ramp, workload.rope_scaling
-    count = len(workload.later_phases)
+    scaling, count = workload.rope_scaling, len(workload.later_phases)
     alone = "run the plan of the whole run, or plan one phase (flopwright plan --phase)"
     return (
-        ("workload.batch_ramp", ramp is not None, "a ramp", "leave it out"),
         ("workload.rope_scaling", scaling is not None, "beside the model's own", alone),
         ("workload.later_phases", count > 0, str(count), alone),
     )

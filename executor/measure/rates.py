@@ -23,10 +23,17 @@ class Rates:
     mfu: float
 
 
-def rates(scenario: Scenario, world_size: int, step_time_s: float) -> Rates:
-    """Returns the rates of a step that took `step_time_s`."""
+def rates(
+    scenario: Scenario, world_size: int, step_time_s: float, sequences: int | None = None
+) -> Rates:
+    """Returns the rates of a step that took `step_time_s`.
+
+    Args:
+        sequences: of the step; None for the full batch.
+    """
     workload = scenario.workload
-    tokens_per_s = workload.tokens_per_step / step_time_s
+    batch = workload.global_batch_size if sequences is None else sequences
+    tokens_per_s = batch * workload.seq_len / step_time_s
     per_gpu = tokens_per_s / world_size
     flops_per_s = per_gpu * model_flops_per_token(scenario.model, workload.seq_len)
     peaks = scenario.cluster.node.gpu.peak_flops_per_s

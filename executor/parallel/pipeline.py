@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,12 @@ from flopwright.executor.measure.timers import ActionTimer
 from flopwright.executor.parallel.entry import entered
 from flopwright.executor.parallel.groups import Groups
 from flopwright.executor.parallel.pipeline_links import Links
+from flopwright.executor.parallel.sums import Sums
 from flopwright.kernels.gradients import OwedGradients, deferring
+from flopwright.models.documents import Documents
 from flopwright.plan.schedules.actions import Action, ActionKind
 
-LossFn = Callable[[Tensor, Tensor], Tensor]
+LossFn = Callable[..., Tensor]
 Hook = Callable[[Action], None]
 Key = tuple[int, int]  # chunk, micro-batch
 
@@ -47,10 +49,18 @@ ACTION_CLASSES: Final[dict[ActionKind, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Token ids [sequences, seq_len], int64, and the ids that follow them."""
+    """Token ids [sequences, seq_len], int64, and the ids that follow them.
+
+    Attributes:
+        documents: which attention does not leave; None: each sequence is one.
+        weights: [sequences, seq_len] of the targets in the loss, on average 1 over a step of all
+            ranks; None: all alike.
+    """
 
     tokens: Tensor
     targets: Tensor
+    documents: Documents | None = None
+    weights: Tensor | None = None
 
 
 class Around(Protocol):
@@ -84,10 +94,11 @@ class StageParts:
     Attributes:
         chunks: the module of each pipeline chunk this rank holds, in model order.
         num_chunks: chunks of the whole pipeline; the last one computes the loss.
-        loss_fn: (logits, targets) -> mean nats a token.
+        loss_fn: (logits, targets) -> mean nats a token; of weighted tokens their weights follow.
         fused_loss: the last chunk takes the targets and computes the loss itself.
         hidden_shape: [sequences, seq_len, hidden_size] of what travels between chunks.
         hidden_states: by chunk, how many of them come into it; () one into each.
+        sums_held: by chunk, how many finished sums of attention residuals its stage has before.
         hooks: what serves the kinds of action other than compute and transfers.
         around: entered around the compute of a chunk.
     """
@@ -102,6 +113,7 @@ class StageParts:
     around: Around = field(default_factory=Nothing)
     fused_loss: bool = False
     hidden_states: tuple[int, ...] = ()
+    sums_held: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -111,6 +123,7 @@ class Runner:
     Attributes:
         log: the actions done since the step began.
         links: to the other stages.
+        sums: what this rank keeps between its chunks; None where no chunk reads finished sums.
         peers: by the name of a send or receive, the stage at its other end.
     """
 
@@ -120,6 +133,7 @@ class Runner:
     timer: ActionTimer
     log: list[Action] = field(default_factory=list)
     links: Links = field(init=False)
+    sums: Sums | None = field(init=False, default=None)
     peers: dict[str, int] = field(init=False)
     _handlers: dict[ActionKind, Hook] = field(init=False)
     _batch: Sequence[MicroBatch] = ()
@@ -136,6 +150,8 @@ class Runner:
         self.links = Links(
             self.groups, parts.hidden_shape, parts.dtype, parts.device, parts.hidden_states
         )
+        if parts.sums_held:
+            self.sums = Sums(parts.sums_held, sorted(parts.chunks))
         self._handlers = {
             ActionKind.FORWARD: self._forward,
             ActionKind.BACKWARD: self._backward,
@@ -147,8 +163,13 @@ class Runner:
             ActionKind.SEND_BACKWARD: self._send,
             **parts.hooks,
         }
-        self.peers = {str(a): a.peer for a in self.actions if a.peer >= 0}
-        missing = {a.kind for a in self.actions} - set(self._handlers)
+        self.take(self.actions)
+
+    def take(self, actions: Sequence[Action]) -> None:
+        """Has the next steps follow another list of the same plan."""
+        self.actions = actions
+        self.peers = {str(a): a.peer for a in actions if a.peer >= 0}
+        missing = {a.kind for a in actions} - set(self._handlers)
         assert not missing, f"nobody serves {sorted(missing)}"
 
     def run_step(self, batch: Sequence[MicroBatch]) -> Tensor | None:
@@ -161,7 +182,8 @@ class Runner:
             self.log.append(action)
         self.links.finish()
         owed = (self._owed, self._leaving, self._gradients, self._input_gradients)
-        assert not any((self._inputs, self._edges, *owed)), "the list did not use every tensor"
+        left = any((self._inputs, self._edges, self.sums, *owed))
+        assert not left, "the list did not use every tensor"
         if not self._losses:
             return None
         return torch.stack([self._losses[m] for m in sorted(self._losses)]).mean()
@@ -183,7 +205,7 @@ class Runner:
         # Nothing here holds the input: what the operators save of it may be moved away.
         source = batch.tokens if chunk == 0 else self._enter(key)
         with self.parts.around.forward(chunk, microbatch):
-            out = self._output(chunk, source, batch.targets)
+            out = self._output(key, source, batch)
         # The edge keeps the graph, not the output: what no backward needs is freed once sent.
         self._edges[key] = get_gradient_edge(out)
         if self._is_last(chunk):
@@ -193,21 +215,34 @@ class Runner:
         else:
             self._leaving[ActionKind.SEND_FORWARD, key] = out.detach()
 
-    def _output(self, chunk: int, source: Tensor, targets: Tensor) -> Tensor:
+    def _output(self, key: Key, source: Tensor, batch: MicroBatch) -> Tensor:
         """Returns what a chunk hands on: hidden states, the loss where it is the last."""
-        module = self.parts.chunks[chunk]
+        chunk, parts = key[0], self.parts
+        module = parts.chunks[chunk]
+        more: dict[str, Any] = {} if self.sums is None else {"sums": self.sums.enter(key)}
+        if batch.documents is not None:
+            more["documents"] = batch.documents
         if not self._is_last(chunk):
-            out: Tensor = module(source)
-        elif self.parts.fused_loss:
-            out = module(source, targets=targets)
+            if self.sums is None:
+                out: Tensor = module(source, **more)
+                return out
+            out, *finished = module(source, known=parts.sums_held[chunk + 1], **more)
+            self.sums.keep(key, finished)
+        elif parts.fused_loss:
+            assert batch.weights is None, "refused (executor/launch)"
+            out = module(source, targets=batch.targets, **more)
         else:
-            out = self.parts.loss_fn(module(source), targets)
+            weights = () if batch.weights is None else (batch.weights,)
+            out = parts.loss_fn(module(source, **more), batch.targets, *weights)
         return out
 
     def _backward(self, action: Action) -> None:
         key = (action.chunk, action.microbatch)
         with self.parts.around.backward(*key):
-            torch.autograd.backward((self._edges.pop(key),), (self._gradient(key),))
+            roots = [(self._edges.pop(key), self._gradient(key))]
+            if self.sums is not None:
+                roots += self.sums.roots(key)
+            torch.autograd.backward(*zip(*roots, strict=True))
         self._hand_back(key)
 
     def _backward_input(self, action: Action) -> None:

@@ -91,11 +91,14 @@ class GroupTensorParallel:
         out: Tensor = embedding_part(tokens, table, self._first(rows))
         return out
 
-    def loss(self, logits: Tensor, targets: Tensor, vocab: int) -> Tensor:
+    def loss(
+        self, logits: Tensor, targets: Tensor, vocab: int, weights: Tensor | None = None
+    ) -> Tensor:
         """Returns the mean loss; of the logits nothing travels but two numbers a token."""
         flat = logits.reshape(-1, logits.shape[-1])
+        each = None if weights is None else weights.reshape(-1)
         out: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
-            flat, targets.reshape(-1), self._first(vocab), self
+            flat, targets.reshape(-1), self._first(vocab), self, each
         )
         return out
 
@@ -270,19 +273,23 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, first: int, tp: GroupTensorParallel
-    ) -> Tensor:
+        ctx: Any, logits: Tensor, targets: Tensor, first: int, tp: GroupTensorParallel,
+        weights: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         terms = part_terms(logits, targets, first)
         lse, chosen = tp.all_gather(terms, "loss").chunk(2)
         lse = lse.view(tp.size, -1).logsumexp(0)
-        ctx.save_for_backward(logits, targets, lse)
+        ctx.save_for_backward(logits, targets, lse, weights)
         ctx.first = first
-        return (lse - chosen.view(tp.size, -1).sum(0)).mean()
+        nats = lse - chosen.view(tp.size, -1).sum(0)
+        return nats.mean() if weights is None else (nats * weights.to(nats.dtype)).mean()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, targets, lse = ctx.saved_tensors
-        return part_gradient(grad, logits, targets, lse, ctx.first), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        logits, targets, lse, weights = ctx.saved_tensors
+        if weights is not None:
+            grad = grad * weights.to(lse.dtype).unsqueeze(-1)
+        return part_gradient(grad, logits, targets, lse, ctx.first), None, None, None, None
 
 
 class _LinearLoss(torch.autograd.Function):

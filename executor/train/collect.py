@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flopwright.executor.data.order import Ordered
 from flopwright.executor.measure.loads import Balance, balances
 from flopwright.executor.measure.timers import StepTrace
 from flopwright.executor.parallel.groups import Group, gather_bytes
@@ -25,6 +26,9 @@ class StepRow:
         traces: one a rank.
         logits: under QK-Clip (largest attention logit, heads that were clipped) of the model.
         balance: of the experts' loads by layer.
+        sequences: of the step, on all ranks; None for the full batch.
+        full_batch: whether they are the plan's, and not those of a ramp before it.
+        sources: how many of them come from which domain; empty for one text.
     """
 
     step: int
@@ -37,6 +41,9 @@ class StepRow:
     memory_bytes: dict[str, int] = field(default_factory=dict)
     logits: tuple[float, int] | None = None
     balance: dict[int, Balance] = field(default_factory=dict)
+    sequences: int | None = None
+    full_batch: bool = True
+    sources: dict[str, int] = field(default_factory=dict)
 
 
 def collect(
@@ -68,9 +75,19 @@ def collect(
                 memory_bytes=fullest if record.metered else {},
                 logits=_logits([rank[i][1] for rank in ranks], trial.groups.dp_cp.size),
                 balance=_balance([rank[i][2] for rank in ranks]),
+                sequences=record.sequences,
+                full_batch=record.sequences == trial.workload.global_batch_size,
+                sources=_sources(trial, record.step),
             )
         )
     return rows
+
+
+def _sources(trial: Trial, step: int) -> dict[str, int]:
+    """Returns how many samples of a step come from which domain."""
+    data = trial.dataset
+    found = data.sources(step) if isinstance(data, Ordered) else {}
+    return found if len(found) > 1 else {}
 
 
 def _packed(record: StepRecord) -> list[Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
+from flopwright.executor.data.prefetch import Prefetcher, Read
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.measure.kineto import kineto_trace
 from flopwright.executor.measure.memory import SavedBytes, buffer_bytes, saved_bytes
@@ -27,22 +28,23 @@ from flopwright.executor.parallel.sharing import (
     tp_partial_names,
     tp_whole_names,
 )
+from flopwright.executor.train.feed import Feed
 from flopwright.models.moe.module import MixtureOfExperts
 from flopwright.models.optim.muon.layout import matrix_layouts
 from flopwright.models.transformer.module import Stage, init_weights_
-from flopwright.plan.hops import states_into_chunks
+from flopwright.plan.hops import states_into_chunks, sums_held
 from flopwright.plan.learning_rate import learning_rate_at
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.plan.schedules.actions import ActionKind
+from flopwright.plan.schedules.actions import Action, ActionKind
 from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.workload import Workload
 
 if TYPE_CHECKING:  # it needs a tokenizer's library, which a check on a bare GPU lacks
-    from flopwright.executor.data.batches import Dataset
-    from flopwright.executor.data.mixture import MixedDataset
+    from flopwright.executor.data.opening import RunData
+    from flopwright.executor.data.skips import Spans
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
@@ -56,6 +58,7 @@ class StepRecord:
         gradient_norm: before clipping, over the whole model, shape ().
         timed: False for a step that memory was metered in or that was profiled.
         metered: whether memory was.
+        sequences: of the step on all ranks.
         loads: tokens of the step, of all ranks, for each expert, by layer of this rank.
         logits: under QK-Clip this rank's (largest attention logit, heads that were clipped).
     """
@@ -67,6 +70,7 @@ class StepRecord:
     trace: StepTrace
     timed: bool = True
     metered: bool = False
+    sequences: int = 0
     loads: Mapping[int, Tensor] = field(default_factory=dict)
     logits: tuple[Tensor, Tensor] | None = None
 
@@ -79,6 +83,8 @@ class Trial:
         chunks: this rank's part of the model by pipeline chunk, in model order.
         memory: bytes by class of the metered step; expert_rows: rows at this rank's experts
             over what even routing gives, when it held most (executor/measure/expert_rows.py).
+        sequences: of the last step, on all ranks; metered_sequences: of the metered one.
+        ahead: what reads batches before their steps come, if anything does.
     """
 
     entry: RunEntry
@@ -88,7 +94,7 @@ class Trial:
     sharing: Sharing
     chunks: dict[int, Stage]
     timer: ActionTimer
-    dataset: Dataset | MixedDataset
+    dataset: RunData
     device: torch.device
     data_parallel: DataParallel
     trainable: Trainable
@@ -98,35 +104,48 @@ class Trial:
     memory: dict[str, int] = field(default_factory=dict)
     expert_rows: float = 1.0
     current_step: int = 0
+    sequences: int = 0
+    metered_sequences: int = 0
+    ahead: Prefetcher | None = None
+    feed: Feed = field(init=False)
+    _microbatch_count: int = 0
+    _programs: dict[int, Sequence[Action]] = field(default_factory=dict)
     _norm: Tensor = field(default_factory=lambda: torch.zeros(()))
     _loads: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         plan, spec = self.plan, self.spec
         self.activations = ActivationStore(plan, self.chunks, self.timer, self.device)
-        microbatches = plan.num_microbatches(self.workload.global_batch_size)
-        for block in self.moe_blocks().values():
-            block.gate.balance_share = 1.0 / microbatches
+        dtype = DTYPES[self.workload.precision.weights]
+        wide = torch.promote_types(dtype, torch.float32)
+        self.feed = Feed(sharing=self.sharing, device=self.device, dtype=wide)
+        for stage in self.chunks.values():
+            stage.loss_apart = not plan.fused_loss
         tau = self.workload.optimizer.qk_clip_tau
         if tau is not None:
             self.qk_clip = QkClip(self.chunks.values(), self.trainable, tau)
+        microbatches = plan.num_microbatches(self.workload.global_batch_size)
+        self._programs[microbatches] = lower(plan, microbatches)[self.groups.coordinates["pp"]]
         self.runner = Runner(
-            actions=lower(plan, microbatches)[self.groups.coordinates["pp"]],
+            actions=self._programs[microbatches],
             parts=StageParts(
                 chunks=self.chunks,
                 num_chunks=plan.num_chunks,
                 loss_fn=self.loss,
                 hidden_shape=self.sharing.hidden_shape(self.workload.seq_len, spec.hidden_size),
-                dtype=DTYPES[self.workload.precision.weights],
+                dtype=dtype,
                 device=self.device,
                 hooks=self._hooks(),
                 around=self.activations,
-                fused_loss=plan.fused_loss,
+                # Prediction modules make their losses beside the model's own, in the chunk.
+                fused_loss=plan.fused_loss or spec.mtp_layers > 0,
                 hidden_states=states_into_chunks(spec, plan),
+                sums_held=sums_held(spec, plan),
             ),
             groups=self.groups,
             timer=self.timer,
         )
+        self.set_microbatches(microbatches)
 
     def _hooks(self) -> dict[ActionKind, Hook]:
         """Returns what serves the actions that neither compute nor travel between chunks."""
@@ -189,6 +208,7 @@ class Trial:
             trace = self.timer.finish_step()
         if meter is not None:
             self.memory = self._memory_by_class(meter, allocated)
+            self.metered_sequences = self.sequences
             self.expert_rows = meter.peak_rows
         return StepRecord(
             step=step,
@@ -197,28 +217,43 @@ class Trial:
             learning_rate=learning_rate_at(step, self.workload),
             trace=trace,
             timed=not meter_memory and kineto is None,
+            sequences=self.sequences,
             metered=meter_memory,
             loads=dict(self._loads),
             logits=None if self.qk_clip is None else self.qk_clip.seen,
         )
 
     def _microbatches(self, step: int) -> Sequence[MicroBatch]:
-        rows = self.dataset.rank_slice(
-            step, self.groups.coordinates["dp"], self.plan.dp, self.plan.micro_batch_size
-        )
-        tokens = torch.from_numpy(rows).to(self.device)
-        return [self.micro_batch(t) for t in tokens]
+        plan = self.plan
+        read: Read = self.dataset.rank_batch
+        if self.ahead is not None:
+            read = self.ahead.reader(self.dataset.skipped)
+        batch = read(step, self.groups.coordinates["dp"], plan.dp, plan.micro_batch_size)
+        self.sequences = len(batch) * plan.micro_batch_size * plan.dp
+        self.set_microbatches(len(batch))
+        return [self.feed.micro_batch(batch[m], self.sequences) for m in range(len(batch))]
 
-    def micro_batch(self, rows: Tensor) -> MicroBatch:
-        """Returns what this rank reads of whole sequences [sequences, seq_len + 1]."""
-        own = self.sharing.own_tokens
-        return MicroBatch(
-            tokens=own(rows[:, :-1]).contiguous(), targets=own(rows[:, 1:]).contiguous()
-        )
+    def set_skipped(self, skipped: Spans) -> None:
+        """Leaves samples out of all further steps."""
+        self.dataset = replace(self.dataset, skipped=skipped)
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def set_microbatches(self, count: int) -> None:
+        """Lays out the next steps for so many micro-batches on a rank."""
+        if count == self._microbatch_count:
+            return
+        self._microbatch_count = count
+        for block in self.moe_blocks().values():
+            block.gate.balance_share = 1.0 / count
+        for stage in self.chunks.values():
+            for index in stage.indexers():
+                index.share = 1.0 / count
+        if count not in self._programs:
+            self._programs[count] = lower(self.plan, count)[self.groups.coordinates["pp"]]
+        self.runner.take(self._programs[count])
+
+    def loss(self, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Returns the mean nats a token of this rank's tokens; see `TensorParallel.loss`."""
-        return self.sharing.tensor.loss(logits, targets, self.spec.vocab_size)
+        return self.sharing.tensor.loss(logits, targets, self.spec.vocab_size, weights)
 
     def _optimizer_step(self) -> None:
         if self.qk_clip is not None:
@@ -285,7 +320,7 @@ def _start_peak(device: torch.device) -> int:
 def start_trial(
     entry: RunEntry,
     workload: Workload,
-    dataset: Dataset | MixedDataset,
+    dataset: RunData,
     registry: GroupRegistry,
     device: torch.device,
     timer: ActionTimer | None = None,

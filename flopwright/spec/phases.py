@@ -6,7 +6,7 @@ another context, batch, rate, mixture of data or scaling of positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NamedTuple, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
@@ -95,6 +95,13 @@ def _levels(
         if steps:
             yield BatchLevel(batch, steps, step, token)
         step, token = step + steps, token + steps * batch * seq_len
+
+
+def batch_at(levels: Sequence[BatchLevel], seq_len: int, step: int) -> tuple[int, int]:
+    """Returns (samples before step `step`, its sequences); the last level goes on without end."""
+    level = max((lv for lv in levels if lv.first_step <= step), key=lambda lv: lv.first_step)
+    before = level.first_token // seq_len
+    return before + (step - level.first_step) * level.batch, level.batch
 
 
 class TrainingPhase(Grown):

@@ -16,6 +16,7 @@ from pydantic import (
 from flopwright.spec.base import Grown, Spec
 from flopwright.spec.cluster import Dtype
 from flopwright.spec.model import RopeScaling
+from flopwright.spec.packing import Packing
 from flopwright.spec.phases import MAX_BATCH as MAX_BATCH
 from flopwright.spec.phases import (
     MAX_LEVELS,
@@ -126,6 +127,7 @@ class Workload(Grown):
             those that make queries, keys and values.
         expert_load: how tokens spread over experts.
         batch_ramp: smaller batches before the full one.
+        packing: documents of a row see only themselves; None: attention crosses them.
         mixture: name of the data's mixture.
         rope_scaling: of the positions in this phase: "none" for plain ones; None: the model's.
         later_phases: what follows when total_tokens are through; the other fields describe
@@ -137,6 +139,7 @@ class Workload(Grown):
         "lora_targets",
         "expert_load",
         "batch_ramp",
+        "packing",
         "mixture",
         "rope_scaling",
         "later_phases",
@@ -154,6 +157,7 @@ class Workload(Grown):
     lora_targets: LoraTargets = "all"
     expert_load: ExpertLoad = ExpertLoad()
     batch_ramp: BatchRamp | None = None
+    packing: Packing | None = None
     mixture: str | None = Field(default=None, min_length=1)
     rope_scaling: RopeScaling | Literal["none"] | None = None
     later_phases: tuple[TrainingPhase, ...] = ()

@@ -24,21 +24,23 @@ def attention(
     cp: ArrayLike = 1.0,
     window: int | None = None,
     ulysses: ArrayLike = False,
+    share: ArrayLike = 1.0,
 ) -> None:
     """Adds the forward and the backward row of a fused kernel.
 
-    pairs = sequences * heads * seen / cp, where seen = w (w + 1) / 2 + (seq_len - w) w and w
+    pairs = sequences * heads * share * seen / cp, seen = w (w + 1) / 2 + (seq_len - w) w and w
     is the smaller of window and seq_len. Forward: 2 * pairs * (qk + v). Backward computes
     the scores again: 2 * pairs * (3 * qk + 2 * v).
 
     Args:
         ulysses: where a context group has all tokens of heads / cp heads (booleans); else a
             rank has tokens / cp queries of all heads.
+        share: of these pairs that documents packed in a row leave.
     """
     b, s, h, g, c = (np.asarray(x, float) for x in (sequences, seq_len, heads, kv_heads, cp))
     width = DTYPE_BYTES[dtype]
     w = s if window is None else np.minimum(s, window)
-    pairs = b * h * (w * (w + 1) / 2 + (s - w) * w) / c
+    pairs = b * h * (w * (w + 1) / 2 + (s - w) * w) / c * np.asarray(share, float)
     heads_cut = np.where(np.asarray(ulysses, bool), c, 1.0)
     q = b * s / c * h * qk_width * width
     kv = b * s * np.maximum(g / heads_cut, 1.0) * (qk_width + v_width) * width
@@ -70,13 +72,14 @@ def unfused_attention(
     cp: ArrayLike = 1.0,
     window: int | None = None,
     ulysses: ArrayLike = False,
+    share: ArrayLike = 1.0,
 ) -> None:
     """Adds attention as separate kernels: products of the whole square, and a masked softmax.
 
-    Nothing is skipped for the mask or a window. Forward writes the scores, reads them, writes
+    Nothing is skipped for the mask, a window or documents. Forward writes the scores, reads them, writes
     their softmax and reads it for the values; backward makes both gradients of each product.
     """
-    del kv_heads, window  # keys are repeated for every query head, and the square is whole
+    del kv_heads, window, share  # keys are repeated for every query head, and the square is whole
     b, s, h, c = (np.asarray(x, float) for x in (sequences, seq_len, heads, cp))
     heads_cut = np.where(np.asarray(ulysses, bool), c, 1.0)
     width, m, batch = DTYPE_BYTES[dtype], s / c * heads_cut, b * h / heads_cut

@@ -155,6 +155,20 @@ def recomputed_backward(
     return grads[0], grads[1], grads[2]
 
 
+def gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float,
+    window: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns the gradients of q, k and v by whichever kernel made the results."""
+    again = kernel_for("attention", q) == "library" and not _flash(q, window)
+    if q.is_cuda and again:
+        return recomputed_backward(grad, q, k, v, scale, window)
+    found: tuple[Tensor, Tensor, Tensor] = attention_backward(
+        grad, q, k, v, out, lse, scale, window
+    )
+    return found
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, ctx.scale, ctx.window = inputs
     ctx.save_for_backward(q, k, v, *output)
@@ -164,12 +178,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 def _backward(
     ctx: Any, grad: Tensor, _grad_lse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, None, None]:
-    q, k, v, out, lse = ctx.saved_tensors
-    scale, window = ctx.scale, ctx.window
-    again = kernel_for("attention", q) == "library" and not _flash(q, window)
-    if q.is_cuda and again:
-        return (*recomputed_backward(grad, q, k, v, scale, window), None, None)
-    return (*attention_backward(grad, q, k, v, out, lse, scale, window), None, None)
+    return (*gradients(grad, *ctx.saved_tensors, ctx.scale, ctx.window), None, None)
 
 
 attention.register_autograd(_backward, setup_context=_setup)

@@ -29,7 +29,8 @@ def part_gradient(
     """Returns the gradient [N, V] of the mean loss.
 
     Args:
-        grad: that of the mean, shape (); lse: [N] over the whole vocabulary.
+        grad: that of the mean, shape (), or times the weight of each row, [N, 1].
+        lse: [N] over the whole vocabulary.
     """
     places, inside = _places(targets, first, logits.shape[1])
     # In place on one buffer: this gradient is the largest tensor of the head.

@@ -10,6 +10,7 @@ from flopwright.kernels.attention.sinks import attention_with_sinks
 from flopwright.kernels.rope.frequencies import softmax_scale
 from flopwright.kernels.rope.op import rope
 from flopwright.models.cache import LayerCache
+from flopwright.models.documents import Documents, Start
 from flopwright.models.norm.module import RmsNorm
 from flopwright.models.parallel import (
     ContextParallel,
@@ -17,7 +18,7 @@ from flopwright.models.parallel import (
     WholeMatrices,
     WholeSequences,
 )
-from flopwright.models.projection.module import Projection, RowProjection
+from flopwright.models.projection.module import Projection, RowProjection, columns
 from flopwright.models.rotary import RotaryTable
 from flopwright.models.saving import region
 from flopwright.spec.model import GqaAttention
@@ -68,17 +69,31 @@ class GroupedQueryAttention(nn.Module):
                 RmsNorm(width, eps, dtype=dtype, device=device) for width in widths
             )
 
-    def forward(self, x: Tensor, cache: LayerCache | None = None, start: int = 0) -> Tensor:
+    def forward(self, x: Tensor, cache: LayerCache | None = None, start: Start = 0) -> Tensor:
         """Returns the attended states.
 
         Args:
             cache: keys and values of the positions before `start`; x's are added to it.
-            start: position of the first state in x.
+            start: position of the first state in x, or the documents that x [1, T] is.
         """
-        matrices = [p.matrix for p in (self.q_proj, self.k_proj, self.v_proj)]
+        q, k, v = self.queries_keys_values(x, start)
+        if cache is None:
+            attend = self.context.attend if self.sinks is None else self._with_sinks
+            if isinstance(start, Documents):
+                assert self.sinks is None, "refused (executor/launch)"
+                attend = start.attend
+            out = region("core_attn", attend, q, k, v, self.scale, self.window, keep=1)
+        else:
+            k, v = cache.extend(k, v)
+            out = cached_attention(q, k, v, self.scale, self.window, self.sinks)
+        return self.projected(out, x)
+
+    def queries_keys_values(self, x: Tensor, start: Start = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns those of this rank's heads [B, S, heads, head_dim], turned; see `forward`."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (
             y.view(*y.shape[:-1], -1, self.spec.head_dim)
-            for y in self.tensor.columns(x, matrices, "qkv")
+            for y in columns(self.tensor, x, projections, "qkv")
         )
         cos, sin = (None, None) if self._rotary is None else self._rotary(q.shape[1], x, start)
         if self.spec.qk_norm:
@@ -86,12 +101,11 @@ class GroupedQueryAttention(nn.Module):
             k = region("norm", _normed_and_turned, k, self.k_norm, cos, sin)
         else:
             q, k = _turned(q, cos, sin), _turned(k, cos, sin)
-        if cache is None:
-            attend = self.context.attend if self.sinks is None else self._with_sinks
-            out = region("core_attn", attend, q, k, v, self.scale, self.window, keep=1)
-        else:
-            k, v = cache.extend(k, v)
-            out = cached_attention(q, k, v, self.scale, self.window, self.sinks)
+        return q, k, v
+
+    def projected(self, out: Tensor, x: Tensor) -> Tensor:
+        """Returns the block's result [B, S, hidden] for attended values [B, S, H, V] of x."""
+        del x  # nothing gates it
         projected: Tensor = self.o_proj(out.flatten(2))
         return projected
 

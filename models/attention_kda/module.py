@@ -18,6 +18,7 @@ from flopwright.kernels.linear.reference import wide_dtype
 from flopwright.kernels.output_gate.op import gated_norm
 from flopwright.kernels.short_conv.op import short_conv
 from flopwright.models.cache import StateCache
+from flopwright.models.documents import Documents, Start
 from flopwright.models.norm.module import RmsNorm
 from flopwright.models.parallel import (
     ContextParallel,
@@ -25,7 +26,7 @@ from flopwright.models.parallel import (
     WholeMatrices,
     WholeSequences,
 )
-from flopwright.models.projection.module import Projection, RowProjection
+from flopwright.models.projection.module import Projection, RowProjection, columns
 from flopwright.models.saving import region
 from flopwright.spec.model import KdaAttention
 
@@ -57,7 +58,6 @@ class DeltaAttention(nn.Module):
         super().__init__()
         self.spec, self.scale = spec, 1.0 / math.sqrt(spec.head_dim)
         self.tensor, self.context = tensor or WholeMatrices(), context or WholeSequences()
-        assert self.context.size == 1, "a state cannot cross ranks yet (executor/launch)"
         heads = spec.num_heads // self.tensor.size
         inner = heads * spec.head_dim
 
@@ -85,21 +85,24 @@ class DeltaAttention(nn.Module):
             inner, hidden, self.tensor, "o_proj", dtype=dtype, device=device
         )
 
-    def forward(self, x: Tensor, cache: StateCache | None = None, start: int = 0) -> Tensor:
+    def forward(self, x: Tensor, cache: StateCache | None = None, start: Start = 0) -> Tensor:
         """Returns the attended states.
 
         Args:
             cache: state and last inputs of the convolutions; x's take their place.
-            start: position of the first state in x; nothing here depends on it.
+            start: position of the first state in x, on which nothing here depends, or the
+                documents that x [1, T] is.
         """
         projections = [self.q_proj, self.k_proj, self.v_proj, self.b_proj]
         if self.spec.output_gate_rank is None:
             projections.append(self.g_proj)
-        q, k, v, b, *gate = self.tensor.columns(x, [p.matrix for p in projections], "qkv")
+        q, k, v, b, *gate = columns(self.tensor, x, projections, "qkv")
         if not gate:
             gate = [self.g_b_proj(self.tensor.gather(self.g_a_proj(x), "g_a_proj"))]
         z = self.f_b_proj(self.tensor.gather(self.f_a_proj(x), "f_a_proj"))
-        if cache is None:
+        if isinstance(start, Documents):  # the state begins anew with each
+            out = region("core_attn", start.each(self._attend), q, k, v, z, b, keep=1)
+        elif cache is None:
             out = region("core_attn", self._attend, q, k, v, z, b, keep=1)
         else:
             out = self._attend_from(cache, q, k, v, z, b)
@@ -116,13 +119,15 @@ class DeltaAttention(nn.Module):
         return g, b.to(wide_dtype(b.dtype)).sigmoid()
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, z: Tensor, b: Tensor) -> Tensor:
-        """Returns [B, S, H, K], whole sequences in chunks."""
-        width = self.spec.head_dim
-        q = self._heads(short_conv(q, self.q_conv1d.weight, width))
-        k = self._heads(short_conv(k, self.k_conv1d.weight, width))
-        v = self._heads(short_conv(v, self.v_conv1d.weight, 0))
-        out: Tensor = kda(q, k, v, *self._rates(z, b), self.scale)[0]
-        return out
+        """Returns [B, S, H, K], in chunks of this rank's runs of each sequence."""
+        width, context, shape = self.spec.head_dim, self.context, q.shape[:2]
+        q, k, v, z, b = (context.by_runs(t) for t in (q, k, v, z, b))
+        before = context.before_runs((q, k, v), self.spec.conv_kernel - 1)
+        q = self._heads(short_conv(q, self.q_conv1d.weight, width, before[0]))
+        k = self._heads(short_conv(k, self.k_conv1d.weight, width, before[1]))
+        v = self._heads(short_conv(v, self.v_conv1d.weight, 0, before[2]))
+        out = context.delta_rule(q, k, v, *self._rates(z, b), self.scale)
+        return out.view(*shape, *out.shape[2:])
 
     def _attend_from(
         self, cache: StateCache, q: Tensor, k: Tensor, v: Tensor, z: Tensor, b: Tensor

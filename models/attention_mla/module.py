@@ -14,6 +14,7 @@ from flopwright.kernels.output_gate.op import sigmoid_gate
 from flopwright.kernels.rope.frequencies import softmax_scale
 from flopwright.kernels.rope.op import mla_key_value, rope
 from flopwright.models.cache import LayerCache
+from flopwright.models.documents import Documents, Start
 from flopwright.models.norm.module import RmsNorm
 from flopwright.models.parallel import (
     ContextParallel,
@@ -79,12 +80,12 @@ class LatentAttention(nn.Module):
             self.heads * spec.v_head_dim, hidden, self.tensor, "o_proj", dtype=dtype, device=device
         )
 
-    def forward(self, x: Tensor, cache: LayerCache | None = None, start: int = 0) -> Tensor:
+    def forward(self, x: Tensor, cache: LayerCache | None = None, start: Start = 0) -> Tensor:
         """Returns the attended states.
 
         Args:
             cache: latents and rotary keys of the positions before `start`; x's are added.
-            start: position of the first state in x.
+            start: position of the first state in x, or the documents that x [1, T] is.
         """
         spec = self.spec
         together = self.tensor.size if self.tensor.sequence_parallel else 1
@@ -101,11 +102,29 @@ class LatentAttention(nn.Module):
             shared = rope(key.unsqueeze(2), cos, sin, 0, True).squeeze(2)
             held = cache.extend(latent, shared)
             # Where nothing came before, keys and values of every head are made once anyway.
-            if start > 0:
+            if start != 0:
                 attend = self._absorbed if self.absorb else self._plain
                 return self._output(attend(q, *held), x)
         k, v = region("mla_up", self._keys_values, latent, key, cos, sin)
-        out = region("core_attn", self.context.attend, q, k, v, self.scale, 0, keep=1)
+        within = start.attend if isinstance(start, Documents) else self.context.attend
+        out = region("core_attn", within, q, k, v, self.scale, 0, keep=1)
+        return self._output(out, x)
+
+    def queries_keys_values(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns those of all heads [B, S, H, ...], for who attends by itself (models/draft).
+
+        Args:
+            start: position of the first state in x [B, S, hidden], all of them on one rank.
+        """
+        assert self.tensor.size == 1
+        cos, sin = self._rotary(x.shape[1], x, start)
+        widths = (self.spec.kv_lora_rank, self.spec.qk_rope_head_dim)
+        latent, key = self.kv_a_proj_with_mqa(x).split(widths, -1)
+        k, v = self._keys_values(self.kv_a_layernorm(latent), key, cos, sin)
+        return self._queries(x, cos, sin), k, v
+
+    def projected(self, out: Tensor, x: Tensor) -> Tensor:
+        """Returns the block's result [B, S, hidden] for attended values [B, S, H, V] of x."""
         return self._output(out, x)
 
     def _queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -168,7 +187,7 @@ class LatentAttention(nn.Module):
         key head of width kv_lora_rank + rope serves all query heads (arXiv 2405.04434, 2.1.2).
         """
         spec = self.spec
-        weight = self.kv_b_proj.weight.view(spec.num_heads, -1, spec.kv_lora_rank)
+        weight = self.kv_b_proj.whole().view(spec.num_heads, -1, spec.kv_lora_rank)
         w_k, w_v = torch.split(weight, [spec.qk_nope_head_dim, spec.v_head_dim], 1)
         nope, rotary = torch.split(q, [spec.qk_nope_head_dim, spec.qk_rope_head_dim], -1)
         queries = torch.cat((torch.einsum("bshn,hnr->bshr", nope, w_k), rotary), -1)

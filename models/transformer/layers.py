@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from flopwright.models.attn_res.module import mixed_and_normed
 from flopwright.models.cache import LayerCache, StateCache
+from flopwright.models.documents import Documents, Start
 from flopwright.models.moe.module import MixtureOfExperts
 from flopwright.models.norm.module import RmsNorm, added_and_normed
 from flopwright.models.projection.module import Projection
@@ -23,17 +24,25 @@ class Layer(nn.Module):
         self.post_attention_layernorm, self.mlp = norms[1], mlp
 
     def forward(
-        self, x: Tensor, cache: LayerCache | StateCache | None = None, start: int = 0
+        self, x: Tensor, cache: LayerCache | StateCache | None = None, start: Start = 0
     ) -> Tensor:
         """Returns hidden states like x [batch, seq, hidden].
 
         Args:
             cache: what attention keeps of the positions before `start`; x's are added.
-            start: position of the first state in x.
+            start: position of the first state in x, or the documents of its rows.
         """
-        attended = self.self_attn(region("norm", self.input_layernorm, x), cache, start)
+        attended = self._attended(region("norm", self.input_layernorm, x), cache, start)
         x, normed = added_and_normed(x, attended, self.post_attention_layernorm)
         return x + self._fed_forward(normed)
+
+    def _attended(self, x: Tensor, cache: LayerCache | StateCache | None, start: Start) -> Tensor:
+        """Returns attention of x [batch, seq, hidden]; rows of documents are laid end to end."""
+        if isinstance(start, Documents):
+            out: Tensor = self.self_attn(x.flatten(0, 1).unsqueeze(0), None, start)
+            return out.view(x.shape)
+        plain: Tensor = self.self_attn(x, cache, start)
+        return plain
 
     def _fed_forward(self, normed: Tensor) -> Tensor:
         block = "moe" if isinstance(self.mlp, MixtureOfExperts) else "mlp"
@@ -65,7 +74,7 @@ class MixedLayer(Layer):
         self,
         x: Tensor,
         cache: LayerCache | StateCache | None = None,
-        start: int = 0,
+        start: Start = 0,
         *finished: Tensor,
     ) -> Tensor:
         """Returns the running sum behind this layer.
@@ -78,7 +87,7 @@ class MixedLayer(Layer):
             (*finished, x), self.self_attention_res_proj, self.self_attention_res_norm,
             self.input_layernorm,
         )  # fmt: skip
-        attended = self.self_attn(read, cache, start)
+        attended = self._attended(read, cache, start)
         if self.begins:
             finished, total = (*finished, x), attended
         else:

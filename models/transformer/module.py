@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flopwright.models.attention_dsa.module import LightningIndexer, SparseLatentAttention
 from flopwright.models.attention_gqa.module import GroupedQueryAttention
 from flopwright.models.attention_kda.module import DeltaAttention
 from flopwright.models.attention_mla.module import LatentAttention
 from flopwright.models.attn_res.module import mixed_and_normed
 from flopwright.models.cache import KvCache, make_cache
+from flopwright.models.documents import Documents, Start
 from flopwright.models.embedding.module import Embedding
 from flopwright.models.head.module import loss as loss
 from flopwright.models.mlp.module import FeedForward
 from flopwright.models.moe.dispatch import Dispatcher
 from flopwright.models.moe.module import MixtureOfExperts
+from flopwright.models.mtp.module import PredictionLayer
 from flopwright.models.norm.module import NORMS, RmsNorm
 from flopwright.models.parallel import (
     ContextParallel,
@@ -68,9 +71,11 @@ class Stage(nn.Module):
         has_embedding, has_head: whether they are among them.
         tensor, context: the ranks that share its matrices and its sequences.
         places: (ranks, this rank's index) of the groups that cut tensors (plan/sharding.py).
+        loss_apart: given targets beside prediction modules, make logits and then the loss.
+        prediction_losses: of the last forward pass, by module, mean nats a token.
     """
 
-    lm_head: Projection | None
+    lm_head: Head | None
 
     def __init__(
         self,
@@ -90,10 +95,21 @@ class Stage(nn.Module):
         self.has_head = spec.num_layers in layer_numbers
         self.model = body
         self.lm_head = None
+        self.loss_apart = False
+        self.prediction_losses: tuple[Tensor, ...] = ()
 
     def blocks(self) -> tuple[Layer, ...]:
-        """Returns the transformer layers held, in order."""
+        """Returns the transformer layers held, in order, prediction modules behind them."""
         return tuple(m for m in self.model.layers.values() if isinstance(m, Layer))
+
+    def _inner(self) -> list[tuple[int, Layer]]:
+        """Returns the layers held by number, prediction modules left out."""
+        layers = ((int(n), m) for n, m in self.model.layers.items() if isinstance(m, Layer))
+        return [(n, m) for n, m in layers if n < self.spec.num_layers]
+
+    def predictors(self) -> tuple[PredictionLayer, ...]:
+        """Returns the multi-token-prediction modules held."""
+        return tuple(m for m in self.model.layers.values() if isinstance(m, PredictionLayer))
 
     def moe_blocks(self) -> dict[int, MixtureOfExperts]:
         """Returns the mixture-of-experts blocks held, by layer number."""
@@ -102,6 +118,10 @@ class Stage(nn.Module):
             for number, layer in self.model.layers.items()
             if isinstance(layer, Layer) and isinstance(layer.mlp, MixtureOfExperts)
         }
+
+    def indexers(self) -> tuple[LightningIndexer, ...]:
+        """Returns the indexers of the layers held."""
+        return tuple(m for m in self.modules() if isinstance(m, LightningIndexer))
 
     def constants(self) -> list[Tensor]:
         """Returns the derived tables that ops save but that are no activations (angles)."""
@@ -128,16 +148,19 @@ class Stage(nn.Module):
         """
         return self.tp_whole_names() if self.tensor.sequence_parallel else frozenset()
 
-    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+    def embed(self, tokens: Tensor, start: Start = 0) -> Tensor:
         """Returns the hidden states [B, S', hidden] of tokens [B, S].
 
-        The first token stands at position `start`.
+        The first token stands at position `start`, or each at its own in its document.
         """
         assert self.model.embed_tokens is not None
         x: Tensor = self.model.embed_tokens(tokens)
         if self.model.embed_positions is None:
             return x
         table = self.model.embed_positions.weight
+        if isinstance(start, Documents):
+            places = self.tensor.own_tokens(start.positions.view(tokens.shape))
+            return x + table.index_select(0, places.flatten()).view(x.shape)
         if self.tensor.size == self.context.size == 1:
             return x + table[start : start + tokens.shape[1]]
         positions = self.context.positions(tokens.shape[1], tokens.device)
@@ -173,11 +196,55 @@ class Stage(nn.Module):
         query, norm = model.output_attn_res_proj, model.output_attn_res_norm
         return mixed_and_normed((*finished, x), query, norm, model.norm)
 
-    def _sums(self, x: Tensor, cache: KvCache | None, start: int) -> tuple[Tensor, ...]:
+    @torch.no_grad()
+    def features(self, tokens: Tensor, layers: Iterable[int]) -> tuple[list[Tensor], Tensor]:
+        """Returns (states behind these layers, what the head reads), each [B, S, hidden].
+
+        Of a stage that holds the whole model. With attention residuals a state is the running
+        sum. Nothing has a gradient.
+
+        Args:
+            tokens: [B, S] int64; layers: layer numbers, in whose order the states come.
+        """
+        x, found, finished = self.embed(tokens), dict[int, Tensor](), list[Tensor]()
+        for number, block in self._inner():
+            out = block(x, None, 0, *finished)
+            if self.spec.begins_block(number):
+                finished.append(x)
+            x = found[number] = out
+        return [found[n] for n in layers], self._normed(x, *finished)
+
+    def _loss_with_predictions(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Returns the mean nats a token; its backward has the modules' losses in it as well.
+
+        Their mean counts `mtp_loss_weight` times (arXiv 2412.19437, equation 25).
+        """
+        embedding, head, apart = self.model.embed_tokens, self.lm_head, self.loss_apart
+        assert embedding is not None
+        assert head is not None
+        states = self._normed(x)
+        own = self.loss(head(states), targets) if apart else head(states, targets)
+        losses, tokens, first = [], targets, len(self._inner())
+        for place, layer in enumerate(self.predictors()):
+            states, loss_of = layer_region(
+                first + place, layer, states, tokens, targets, embedding, head, apart
+            )
+            losses.append(loss_of)
+            # What wraps around meets positions that no loss counts.
+            tokens = targets.roll(-layer.offset, 1)
+        self.prediction_losses = tuple(one.detach() for one in losses)
+        pull = torch.stack(losses).mean() * self.spec.mtp_loss_weight
+        total: Tensor = own + (pull - pull.detach())
+        return total
+
+    def _sums(
+        self, x: Tensor, cache: KvCache | None, start: Start, sums: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
         """Returns the sums of attention residuals behind the layers, the running one last."""
         first = self.layer_numbers[0]
         count = 1 if self.has_embedding else self.spec.residual_sources(first)[0]
-        *finished, x = x.chunk(count)
+        *came, x = x.chunk(count - len(sums))
+        finished = [*sums, *came]
         for place, (number, block) in enumerate(self.model.layers.items()):
             held = None if cache is None else cache.layers[int(number)]
             out = layer_region(place, block, x, held, start, *finished)
@@ -194,29 +261,50 @@ class Stage(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, cache: KvCache | None = None, targets: Tensor | None = None
-    ) -> Tensor:
+        self,
+        x: Tensor,
+        cache: KvCache | None = None,
+        targets: Tensor | None = None,
+        sums: tuple[Tensor, ...] | None = None,
+        known: int = 0,
+        documents: Documents | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
         """Returns logits where the stage holds the head, otherwise hidden states.
 
         With attention residuals hidden states between stages are the finished sums and the
-        running one, one behind the other: [sources * B, S', hidden].
+        running one, one behind the other: [sources * B, S', hidden]. Where this rank keeps sums
+        between its chunks (`sums`) only new ones come and leave, and all that are finished are
+        returned behind what leaves.
 
         Args:
             x: tokens [B, S] int64 where it holds the embeddings, otherwise hidden states
                 [B, S', hidden].
             cache: of the positions before; x stands after them and is added. No gradients.
-            targets: [B, S] int64, for the loss in place of the logits (`head`).
+            targets: [B, S] int64, for the loss in place of the logits (`head`). Where the stage
+                holds prediction modules, theirs pull in the backward pass.
+            sums: the first finished ones, each [B, S', hidden]; those that come with x follow.
+            known: how many of the first ones the next stage has.
+            documents: of the rows, which attention then does not leave.
         """
-        start = 0 if cache is None else cache.advance(x.shape[1])
+        start: Start = 0 if cache is None else cache.advance(x.shape[1])
+        if documents is not None:
+            start = documents
         if self.has_embedding:
             x = self.embed(x, start)
         if self.spec.attn_res_block is None:
-            for place, (number, block) in enumerate(self.model.layers.items()):
-                held = None if cache is None else cache.layers[int(number)]
+            for place, (number, block) in enumerate(self._inner()):
+                held = None if cache is None else cache.layers[number]
                 x = layer_region(place, block, x, held, start)
+            if self.has_head and targets is not None and self.predictors():
+                return self._loss_with_predictions(x, targets)
             return self.head(x, targets) if self.has_head else x
-        *finished, x = self._sums(x, cache, start)
-        return self.head(x, targets, *finished) if self.has_head else torch.cat((*finished, x))
+        *finished, x = self._sums(x, cache, start, sums or ())
+        if self.has_head:
+            return self.head(x, targets, *finished)
+        if sums is None:
+            return torch.cat((*finished, x))
+        leaving = (*finished[known:], x)
+        return (torch.cat(leaving) if len(leaving) > 1 else x, *finished)
 
 
 def _rotary(spec: ModelSpec, context: ContextParallel) -> RotaryTable | None:
@@ -276,7 +364,8 @@ class _Builder:
             return DeltaAttention(attn, hidden, eps, **self.shared)
         if isinstance(attn, MlaAttention):
             assert rotary is not None
-            return LatentAttention(attn, hidden, eps, rotary, **self.shared)
+            kind = LatentAttention if attn.indexer is None else SparseLatentAttention
+            return kind(attn, hidden, eps, rotary, **self.shared)
         window = self.spec.sliding_window(layer)
         return GroupedQueryAttention(attn, hidden, eps, rotary, window=window, **self.shared)
 
@@ -305,6 +394,11 @@ class _Builder:
     def layer(self, number: int, rotary: RotaryTable | None) -> Layer:
         norms = (self.norm(), self.norm())
         parts = self.attention(number, rotary), self.feed_forward(number)
+        offset = number - self.spec.num_layers
+        if offset > 0:
+            hidden = self.spec.hidden_size
+            inputs = self.norm(), self.norm(), Projection(2 * hidden, hidden, **self.place)
+            return PredictionLayer(*parts, norms, inputs, self.norm(), offset)
         if self.spec.attn_res_block is None:
             return Layer(*parts, norms)
         sites = (self.site(), self.site())
@@ -338,7 +432,8 @@ def build_stage(
     """Returns a stage with the given layers, its weights unset (see `init_weights_`).
 
     Args:
-        layers: layer numbers, -1 for the embeddings, spec.num_layers for norm and head.
+        layers: layer numbers, -1 for the embeddings, spec.num_layers for norm and head, above
+            that the multi-token-prediction modules.
         dispatcher: how rows reach their experts; all experts local by default.
         ep_rank, ep_size: which slice of the experts to hold: num_experts / ep_size, from
             ep_rank * num_experts / ep_size on.
@@ -355,7 +450,7 @@ def build_stage(
     place = torch.device(device)
     make = _Builder(spec, dispatcher, places, tensor, context, dtype, place)
     numbers, rotary = tuple(sorted(layers)), _rotary(spec, context)
-    inner = [n for n in numbers if 0 <= n < spec.num_layers]
+    inner = [n for n in numbers if n >= 0 and n != spec.num_layers]
     body = Body({str(n): make.layer(n, rotary) for n in inner})
     stage = Stage(spec, numbers, body, rotary, tensor, context, places)
     if stage.has_embedding:

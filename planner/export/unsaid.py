@@ -124,6 +124,15 @@ def _batch_ramp(plan: PlanFile) -> str:
     )
 
 
+def _packing(plan: PlanFile) -> str:
+    packing = _workload(plan).packing
+    if packing is None:
+        return ""
+    lengths = ", ".join(f"{d.share:g} of {d.tokens:,} tokens" for d in packing.lengths)
+    priced = f" (priced for {lengths})" if lengths else ""
+    return f"attention that stays within the documents of a row{priced}"
+
+
 def _mixture(plan: PlanFile) -> str:
     mixture = _workload(plan).mixture
     return "" if mixture is None else f"the data's mixture: {mixture}"
@@ -218,6 +227,7 @@ FACETS: Final[dict[str, Facet]] = {
     "expert_load": _expert_load,
     "power_law": _power_law,
     "batch_ramp": _batch_ramp,
+    "packing": _packing,
     "mixture": _mixture,
     "rope_scaling": _rope_scaling,
     "later_phases": _later_phases,
@@ -238,4 +248,11 @@ FACETS: Final[dict[str, Facet]] = {
     "fused_loss": _on("fused_loss", "head and loss in one, without logits in memory"),
 }
 # What none of the frameworks' files has a field for.
-NOWHERE: Final = ("rope_scaling", "later_phases", "mixture", "fused_loss", "per_head")
+NOWHERE: Final = (
+    "rope_scaling",
+    "later_phases",
+    "packing",
+    "mixture",
+    "fused_loss",
+    "per_head",
+)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
+from flopwright.models.vision.cost import image_flops, projector_params, tower_params
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.simulator.calibration.model import Calibration
+from flopwright.spec.model import ModelSpec
+from flopwright.spec.packing import causal_share
 from flopwright.spec.scenario import Scenario
 
 
@@ -29,6 +33,7 @@ def _all(scenario: Scenario, plan: ParallelPlan, calibration: Calibration) -> It
         yield "the tied table stands on the first and the last stage; their sum is not priced"
     if plan.tp > 1 and plan.sequence_parallel:
         yield "tensor parallelism includes sequence parallelism"
+    yield from _documents(scenario)
     yield from _software(scenario, calibration)
     ranks = min(plan.world_size, node.gpus)
     if node.gpu.kind == "cpu" and node.cores is not None and ranks > node.cores:
@@ -56,6 +61,23 @@ def _routing(scenario: Scenario, plan: ParallelPlan) -> Iterator[str]:
         yield f"every expert takes {load.capacity_factor:g} of the mean load, padded"
     if scenario.cluster.node.gpu.kind != "cpu":
         yield "the expert exchange sends a token once to each node and rank that needs it"
+
+
+def _documents(scenario: Scenario) -> Iterator[str]:
+    packing, seq_len = scenario.workload.packing, scenario.workload.seq_len
+    if packing is None:
+        return
+    if not packing.lengths:
+        yield (
+            "the lengths of packed documents are not given: attention is priced as if each row "
+            "were one document"
+        )
+        return
+    share = causal_share([(d.tokens, d.share) for d in packing.lengths], seq_len)
+    yield (
+        f"documents of the given lengths leave {share:.0%} of a row's causal pairs, which alone "
+        "are computed; MFU counts all of them"
+    )
 
 
 def _overlap(plan: ParallelPlan, calibration: Calibration) -> Iterator[str]:
@@ -88,3 +110,21 @@ def _software(scenario: Scenario, calibration: Calibration) -> Iterator[str]:
         )
     if scenario.model.mtp_layers:
         yield "prediction modules stand on the last stage and use its head once more each"
+    yield from _vision(scenario.model)
+
+
+# An image whose cost is told: 448 x 448 pixels, 32 x 32 patches of 14.
+_TOLD_PATCHES: Final = 1024
+
+
+def _vision(model: ModelSpec) -> Iterator[str]:
+    tower = model.vision
+    if tower is None:
+        return
+    weights = tower_params(tower) + projector_params(tower, model.hidden_size)
+    flops = image_flops(tower, model.hidden_size, _TOLD_PATCHES)
+    yield (
+        f"text alone: the vision tower and its projector ({weights / 1e6:,.0f} million weights, "
+        f"{flops / 1e12:.2g} TFLOP forward for an image of {_TOLD_PATCHES:,} patches) are in no "
+        "number here"
+    )

@@ -65,6 +65,8 @@ def shard_combos(candidates: Candidates) -> ShardCombos:
 def shard_shape(scenario: Scenario, combos: ShardCombos, calibration: Calibration) -> ShardShape:
     """Returns what blocks need to know of the plans and of the software that runs them."""
     workload = scenario.workload
+    packing = workload.packing
+    documents = () if packing is None else tuple((d.tokens, d.share) for d in packing.lengths)
     ulysses = combos.context_parallel == CONTEXTS.index("ulysses")
     return ShardShape(
         micro_batch_size=combos.micro_batch_size,
@@ -80,4 +82,5 @@ def shard_shape(scenario: Scenario, combos: ShardCombos, calibration: Calibratio
         pad_vocab_to=calibration.pad_vocab_to,
         expert_load=busiest_over_mean(scenario.model.moe, workload.expert_load, combos.ep),
         fused_loss=combos.fused_loss > 0,
+        documents=documents,
     )

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from flopwright.errors import InputError, Violation
+from flopwright.kernels.attention.documents import document_max_logit
 from flopwright.kernels.attention.max_logit import max_logit
 from flopwright.kernels.attention.op import attention_with_max
 from flopwright.models.saving import running_again
@@ -28,7 +29,8 @@ TAU: Final = 100.0
 ALPHA: Final = 0.5
 # A block of keys as context parallelism takes them; its last argument says whether it is causal.
 _BLOCK_OP: Final = "flopwright::attention_block"
-_ATTENTION_OPS: Final = frozenset({"flopwright::attention", _BLOCK_OP})
+_DOCUMENTS_OP: Final = "flopwright::document_attention"
+_ATTENTION_OPS: Final = frozenset({"flopwright::attention", _BLOCK_OP, _DOCUMENTS_OP})
 
 
 class RecordMaxLogits:
@@ -96,6 +98,9 @@ class _Watch(TorchDispatchMode):
         if name == _BLOCK_OP:
             q, k, _, scale, causal = args
             found, seen = func(*args), max_logit(q, k, scale, causal=causal)
+        elif name == _DOCUMENTS_OP:
+            q, k, _, *rest = args
+            found, seen = func(*args), document_max_logit(q, k, *rest)
         else:  # a kernel that finds the maximum on its way makes no second pass
             *found, seen = attention_with_max(*args)
         before = self._maxima.get(self._layer, seen)

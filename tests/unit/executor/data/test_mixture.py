@@ -14,7 +14,8 @@ from flopwright.errors import InputError
 from flopwright.executor.data.batches import Dataset
 from flopwright.executor.data.domains import BLOCK, chosen_weights, load_mixtures, quotas
 from flopwright.executor.data.mixture import MixedDataset
-from flopwright.executor.data.prepare import open_mixture, prepare_mixture
+from flopwright.executor.data.opening import open_data
+from flopwright.executor.data.prepare import prepare_mixture
 from flopwright.spec.load import load_scenario
 
 WEIGHTS = st.lists(st.integers(1, 50), min_size=1, max_size=5)
@@ -96,15 +97,13 @@ def test_prepared_domains_are_read_by_the_workloads_mixture(file, tmp_path):
     scenario = load_scenario("kimi_k2_mini_2cpu_fp32")
     workload = scenario.workload.model_copy(update={"mixture": "base", "seq_len": 8})
     prepare_mixture(file, scenario.model, tmp_path / "data", "characters")
-    data = open_mixture(file, tmp_path / "data", workload, scenario.model.vocab_size)
+    data = open_data(file, tmp_path / "data", workload, scenario.model.vocab_size)
     tokenizer = data.parts[0].tokenizer()
     text = [tokenizer.decode(row) for step in range(50) for row in data.batch(step)]
     left = sum("a" in t or "b" in t or "c" in t for t in text)
     assert left == (data.places(np.arange(len(text)))[0] == 0).sum()
     assert abs(left / len(text) - 0.25) < 0.06
-    anneal = open_mixture(
-        file, tmp_path / "data", workload.model_copy(update={"mixture": "anneal"})
-    )
+    anneal = open_data(file, tmp_path / "data", workload.model_copy(update={"mixture": "anneal"}))
     assert anneal.shares == (500, 500)
     assert {len(r) for r in data.held_out_sequences(8)} == {9}
 

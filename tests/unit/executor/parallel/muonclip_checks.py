@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flopwright.executor.data.token_batch import TokenBatch
 from flopwright.executor.launch.request import RunEntry
 from flopwright.executor.parallel.groups import GroupRegistry, Groups
 from flopwright.executor.train.trial import DTYPES, start_trial
@@ -68,9 +69,10 @@ class Rows:
         shape = (STEPS, workload.global_batch_size, workload.seq_len + 1)
         self.rows = np.random.default_rng(0).integers(0, spec.model.vocab_size, shape)
 
-    def rank_slice(self, step: int, rank: int, dp: int, size: int) -> Any:
-        """Returns [micro-batches, size, seq_len + 1] of one rank."""
-        return self.rows[step].reshape(-1, dp, size, self.rows.shape[-1])[:, rank]
+    def rank_batch(self, step: int, rank: int, dp: int, size: int) -> TokenBatch:
+        """Returns tokens [micro-batches, size, seq_len + 1] of one rank."""
+        rows = self.rows[step].reshape(-1, dp, size, self.rows.shape[-1])[:, rank]
+        return TokenBatch(tokens=rows)
 
 
 def check_muonclip(

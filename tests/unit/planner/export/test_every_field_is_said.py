@@ -20,6 +20,7 @@ from flopwright.planner.export.deepspeed_json import deepspeed_json, not_express
 from flopwright.planner.export.registry import TARGETS
 from flopwright.spec.base import Spec
 from flopwright.spec.load import load_cluster, load_model, make_plan_file
+from flopwright.spec.packing import DocumentLength, Packing
 from flopwright.spec.phases import BatchRamp, LearningRate, TrainingPhase
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.workload import ExpertLoad, Optimizer, Precision, Workload
@@ -193,6 +194,10 @@ WORKLOADS: Final[dict[str, list[dict[str, Any]]]] = {
     "expert_load": [{"expert_load": e} for found in LOADS.values() for e in found],
     "batch_ramp": [
         {"batch_ramp": BatchRamp(start=256, increment=128, tokens=t)} for t in (10**10, 10**11)
+    ],
+    "packing": [
+        {"packing": Packing(lengths=lengths)}
+        for lengths in ((), (DocumentLength(tokens=512, share=1.0),))
     ],
     "mixture": [{"mixture": "web"}],
     "rope_scaling": [{"rope_scaling": "none"}],
