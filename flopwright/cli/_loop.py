@@ -129,6 +129,7 @@ def search_data(result: LoopResult) -> dict[str, Any]:
     """Returns a search as plain data; the scenario and single rounds stand once or not at all."""
     data = result.to_data()
     data["complete"] = result.complete
+    data["ended_early"] = list(result.ended_early)
     for group in ("ranked", "front"):
         for place, entry in enumerate(data.get(group, [])):
             entry.pop("scenario")

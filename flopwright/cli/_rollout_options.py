@@ -11,6 +11,7 @@ import typer
 from flopwright.errors import InputError, Violation
 
 LOOP_TIME_LIMIT_S: Final = 180.0
+LOOPS_LISTED: Final = 5
 _SEARCH = "Planning a loop"
 _FILES = "Files"
 
@@ -55,8 +56,14 @@ TimeLimit = Annotated[
     ),
 ]
 Top = Annotated[
-    int,
-    typer.Option("--top", help="Loops to list.", min=1, max=100, rich_help_panel=_SEARCH),
+    int | None,
+    typer.Option(
+        "--top",
+        help=f"Loops to list ({LOOPS_LISTED}).",
+        min=1,
+        max=100,
+        rich_help_panel=_SEARCH,
+    ),
 ]
 Out = Annotated[
     Path | None,

@@ -29,7 +29,7 @@ def rollouts(
     seed: options.Seed = None,
     search: options.Search = False,
     time_limit: options.TimeLimit = None,
-    top: options.Top = 5,
+    top: options.Top = None,
     out: options.Out = None,
     campaign: options.Campaign = False,
     growth: options.Growth = None,
@@ -69,6 +69,7 @@ def rollouts(
             "--max-staleness": (max_staleness, sweep or plans, "add --sweep"),
             "--time-limit": (time_limit, plans, "add --search"),
             "--out": (out, plans, "add --search"),
+            "--top": (top, plans, "add --search"),
             "--growth": (growth, campaign, "add --campaign"),
             "--trace": (trace, not campaign, "leave --campaign out"),
         }
@@ -78,7 +79,8 @@ def rollouts(
     if plans:
         loop = _loop.loop_asked(document, stop_fraction, max_staleness)
         limit_s = options.LOOP_TIME_LIMIT_S if time_limit is None else time_limit
-        _loop.plan_loop(loop, kept, files, time_limit_s=limit_s, top=top)
+        listed = options.LOOPS_LISTED if top is None else top
+        _loop.plan_loop(loop, kept, files, time_limit_s=limit_s, top=listed)
         return
     spec = _loop.round_asked(document, stop_fraction)
     if campaign:

@@ -35,38 +35,52 @@ class Covered:
     """What a coarse-to-fine search looked at.
 
     Attributes:
-        space: choices of the grid; structures: layouts with their GPUs and instances.
+        space: choices of the grid; structures: layouts with their GPUs and instances;
+            unbounded: structures that the time did not suffice to bound.
         bounded: choices whose bound was computed; screened: those with a short look.
         most: the most that any choice not looked at can reach, in what is made largest.
-        settled: no neighbour of the best is better; otherwise the time was up.
+        settled: no neighbour of the best is better; otherwise the search ended before all were
+            looked at: the time was up (`timed_out`), or it had made as many moves as it may.
+        unfinished: finalists that the time did not suffice to simulate in full.
     """
 
     space: int
     structures: int
+    unbounded: int
     bounded: int
     screened: int
     most: float
     settled: bool
+    timed_out: bool
+    unfinished: int
 
 
 def coarse_to_fine(known: Known, axes: Axes) -> Covered:
     """Searches the axes; what is found is in `known`."""
     structures = tuple(axes.structures())
-    promised = {one: most_of(known, axes, one) for one in structures}
-    chosen = _promising(structures, promised)
+    promised: dict[Choice, float] = {}
+    for one in structures:
+        if any(promised.values()) and known.time_is_up(short=True):
+            break
+        promised[one] = most_of(known, axes, one)
+    chosen = _promising(tuple(promised), promised)
     known.explore((a for one in chosen for a in _anchors(known, axes, one)), short=True)
     ranked = sorted(axes.layouts, key=lambda layout: -_best_value(known, layout))
     settled = True
     for layout in ranked:
         settled &= _descend(known, axes, layout)
-    _finals(known)
+    timed_out = known.time_is_up(short=True)
+    unfinished = _finals(known)
     return Covered(
         space=axes.size(),
         structures=len(structures),
+        unbounded=len(structures) - len(promised),
         bounded=len(known.roughs),
         screened=len(known.screened),
         most=max(promised.values(), default=0.0),
         settled=settled,
+        timed_out=timed_out and not settled,
+        unfinished=unfinished,
     )
 
 
@@ -186,11 +200,14 @@ def _different(screened: dict[int, Reached], order: Sequence[int]) -> list[int]:
     return out
 
 
-def _finals(known: Known) -> None:
-    """Simulates in full what a short look found fast, or fresh for its speed."""
+def _finals(known: Known) -> int:
+    """Simulates in full what a short look found fast, or fresh for its speed.
+
+    Returns how many the time did not suffice for.
+    """
     screened = {i: r for i, r in known.screened.items() if r.counts}
     if not screened:
-        return
+        return 0
     ranked = _different(screened, ranked_of(screened))
     enough = screened[ranked[0]].value * (1 - _OFF)
     chosen = [i for i in ranked if screened[i].value >= enough][:_FINALISTS]
@@ -198,4 +215,5 @@ def _finals(known: Known) -> None:
     promised = {
         i: (screened[i].value * (1 + _OFF), screened[i].level * (1 - 2 * _OFF)) for i in chosen
     }
-    known.explore((known.candidates[i].choice for i in dict.fromkeys(chosen)), promised=promised)
+    last = [known.candidates[i].choice for i in dict.fromkeys(chosen)]
+    return len(known.explore(last, promised=promised).left)

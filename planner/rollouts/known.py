@@ -45,6 +45,7 @@ class Known:
         candidates: by number; a choice has the number it was first looked at under.
         screened: what short simulations reached; reached: what full ones did.
         infeasible: name, the most it could have reached, what it breaks.
+        unpriced: shapes of instance that the time did not suffice to price.
     """
 
     loop: LoopScenario
@@ -67,6 +68,7 @@ class Known:
     ruled_out: set[int] = field(default_factory=set)
     left: set[int] = field(default_factory=set)
     unfit: set[int] = field(default_factory=set)
+    unpriced: int = 0
 
     # ---- prices ------------------------------------------------------------------------------
 
@@ -79,6 +81,9 @@ class Known:
         if lacking:
             self.infeasible.append(("smaller instances", 0.0, lacking))
         for shape in fitting:
+            if self.engines and self.time_is_up():
+                self.unpriced += 1
+                continue
             try:
                 self.engines[shape_of(shape)] = served(self.loop, self.loop.serve, shape)
             except InputError as error:

@@ -9,6 +9,7 @@ from flopwright.plan.loop import LoopPlan
 from flopwright.planner.rollouts.outcome import Outcome
 from flopwright.spec.base import Spec
 from flopwright.spec.rollout import RolloutScenario
+from flopwright.units import plural
 
 
 class RankedLoop(Spec):
@@ -40,16 +41,24 @@ class Coverage(Spec):
     """What a search from coarse to fine looked at.
 
     Attributes:
-        structures: layouts with their GPUs and instances; each was bounded.
+        structures: layouts with their GPUs and instances; each was bounded but for `unbounded`.
         bounded: choices with a bound of their own; screened: those with a short simulation.
-        settled: no choice that differs from the best in one axis is better.
-        gap: by how much the fastest choice that was not simulated could be faster at most.
+        settled: no choice that differs from the best in one axis is better; otherwise the search
+            ended before it had looked at all of these, because the time was up (`timed_out`) or
+            it had made as many moves as it may.
+        unfinished: choices that a short look found fast or fresh, and that the time did not
+            suffice to simulate in full.
+        gap: by how much the fastest choice of those structures that was not simulated could be
+            faster at most.
     """
 
     structures: int
+    unbounded: int = 0
     bounded: int
     screened: int
     settled: bool
+    timed_out: bool = False
+    unfinished: int = 0
     gap: float
 
 
@@ -59,6 +68,8 @@ class LoopResult(Spec):
     Attributes:
         candidates: choices looked at; simulated: those that ran; ruled_out: those that their
             bound rules out; left: those that the time did not suffice for.
+        refined: values between the best one's neighbours were tried.
+        unpriced: shapes of instance that the time did not suffice to price.
         ranked: the best, best first, one a layout and staleness first of all others.
         front: throughput against staleness, the freshest first: none is both staler and
             slower than another.
@@ -74,6 +85,8 @@ class LoopResult(Spec):
     ruled_out: int
     left: int
     seconds: float
+    refined: bool = True
+    unpriced: int = 0
     coverage: Coverage | None = None
     ranked: tuple[RankedLoop, ...] = ()
     front: tuple[RankedLoop, ...] = ()
@@ -84,7 +97,30 @@ class LoopResult(Spec):
     @property
     def complete(self) -> bool:
         """Whether every candidate was simulated or ruled out: the best is the best."""
-        return self.left == 0 and (self.coverage is None or self.coverage.gap <= 0)
+        cover = self.coverage
+        known = cover is None or (cover.gap <= 0 and not cover.unbounded)
+        return self.left == 0 and not self.unpriced and known
+
+    @property
+    def ended_early(self) -> tuple[str, ...]:
+        """What the search would have looked at too and did not, in words; () of nothing."""
+        out, cover = [], self.coverage
+        if self.unpriced:
+            out.append(f"{plural(self.unpriced, 'shape')} of instance not priced: the time was up")
+        if cover is not None and cover.unbounded:
+            text = plural(cover.unbounded, "structure")
+            out.append(f"{text} not bounded, and may be any faster: the time was up")
+        if self.left:
+            out.append(f"{plural(self.left, 'choice')} not looked at: the time was up")
+        if cover is not None and not cover.settled:
+            why = "the time was up" if cover.timed_out else "it had made its moves"
+            out.append(f"not every neighbour of the best was looked at: {why}")
+        if cover is not None and cover.unfinished:
+            text = plural(cover.unfinished, "choice")
+            out.append(f"{text} found good not simulated in full: the time was up")
+        if not self.refined:
+            out.append("nothing between the best one's neighbours was tried: the time was up")
+        return tuple(out)
 
     @property
     def best(self) -> RankedLoop | None:

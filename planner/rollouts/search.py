@@ -68,15 +68,18 @@ def search_loop(
         known.explore(choices(loop, axes.shapes))
     else:
         covered = coarse_to_fine(known, axes)
+    refined = True
     for _ in range(_ZOOMS if zoom else 0):
         best = known.best()
-        if best is None or known.time_is_up() or known.left:
+        refined = best is None or not known.time_is_up()
+        if best is None or not refined or known.left:
             break
         near = near_values(known, best)
         if not any(choice not in known.numbers for choice in near):
             break
         known.explore(near)
-    return result_of(known, covered, top_k, time.monotonic() - known.started_s)
+    seconds = time.monotonic() - known.started_s
+    return result_of(known, covered, top_k, seconds, refined=refined)
 
 
 def near_values(known: Known, number: int) -> list[Choice]:

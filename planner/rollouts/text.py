@@ -26,7 +26,8 @@ def search_lines(result: LoopResult) -> list[str]:
     best = result.best
     lines = [_counts(result), ""]
     if best is None:
-        lines.append("nothing fits")
+        early = "nothing that fits was found before the search ended"
+        lines.append(early if result.ended_early else "nothing fits")
     else:
         lines += [*_best_lines(best), "", *_bind_lines(result), "", *_table(result)]
     return [*lines, *_infeasible_lines(result)]
@@ -37,9 +38,10 @@ def _counts(result: LoopResult) -> str:
         f"{result.scenario}: {plural(result.candidates, 'choice')}, {result.simulated:,} simulated"
         f", {result.ruled_out:,} ruled out by their bound, in {show_seconds(result.seconds)}"
     )
-    if result.left:
-        text += f"; {result.left:,} NOT looked at: the time was up"
-    return text + _covered(result)
+    early = "".join(f"\n  ENDED EARLY: {words}" for words in result.ended_early)
+    if "the time was up" in early:
+        early += "\n  (--time-limit gives it more)"
+    return text + _covered(result) + early
 
 
 def _covered(result: LoopResult) -> str:
@@ -54,8 +56,6 @@ def _covered(result: LoopResult) -> str:
     )
     if cover.settled:
         text += "; no neighbour of the best is better"
-    else:
-        text += "; the time was up before every neighbour of the best was looked at"
     if not cover.gap:
         return f"{text}; nothing else can be faster"
     return f"{text}; no other choice can be more than {cover.gap:.0%} faster"
@@ -163,7 +163,8 @@ def _bind_lines(result: LoopResult) -> list[str]:
 def _table(result: LoopResult) -> list[str]:
     lines = ["attempts/s  versions behind  iteration   $ an iteration  choice"]
     lines += [_row(loop) for loop in result.ranked]
-    lines += ["", "throughput against staleness (nothing is both faster and fresher):"]
+    lines += ["", "throughput against staleness: of what was simulated, nothing is both faster"]
+    lines += ["and fresher than one of these"]
     return [*lines, *(_row(loop) for loop in result.front), ""]
 
 

@@ -18,11 +18,14 @@ _TOLD: Final = 12
 _OVERRUN: Final = 1.5  # times the limit, for what binds the best
 
 
-def result_of(known: Known, covered: Covered | None, top_k: int, seconds: float) -> LoopResult:
+def result_of(
+    known: Known, covered: Covered | None, top_k: int, seconds: float, *, refined: bool = True
+) -> LoopResult:
     """Returns what a search found.
 
     Args:
         covered: of a search from coarse to fine; None where the whole grid was searched.
+        refined: values between the best one's neighbours were tried, as far as asked for.
     """
     order = ranked_of(known.reached)
     binds: dict[str, float] = {}
@@ -40,6 +43,8 @@ def result_of(known: Known, covered: Covered | None, top_k: int, seconds: float)
         ruled_out=len(known.ruled_out),
         left=len(known.left) if covered is None else 0,
         seconds=seconds,
+        refined=refined,
+        unpriced=known.unpriced,
         coverage=None if covered is None else _coverage(covered, best),
         ranked=tuple(_ranked(known, i, binds if i == order[0] else {}) for i in order[:top_k]),
         front=tuple(_ranked(known, i, {}) for i in front_of(known.reached)),
@@ -58,9 +63,12 @@ def _overrun(known: Known) -> Callable[[], bool]:
 def _coverage(covered: Covered, best: float) -> Coverage:
     return Coverage(
         structures=covered.structures,
+        unbounded=covered.unbounded,
         bounded=covered.bounded,
         screened=covered.screened,
         settled=covered.settled,
+        timed_out=covered.timed_out,
+        unfinished=covered.unfinished,
         gap=max(0.0, covered.most / best - 1) if best else 0.0,
     )
 

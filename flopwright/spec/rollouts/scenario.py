@@ -204,9 +204,7 @@ class RolloutScenario(Grown):
     def longest_context(self) -> int | None:
         """The most tokens of one context, or None where there is no bound."""
         if self.agent is not None:
-            if self.agent.max_context is not None:
-                return max(self.agent.max_context, self.prompt_tokens + 1)
-            return None
+            return self.agent.max_context
         most = longest(self.lengths)
         if most is not None and self.lengths.cap is None and self.drift.per_round > 1:
             most = math.ceil(most * self.drift.at_most)
@@ -218,6 +216,16 @@ class RolloutScenario(Grown):
     @classmethod
     def _just_a_time(cls, value: Any) -> Any:
         return {"fixed": value} if isinstance(value, (str, int, float)) else value
+
+    @model_validator(mode="after")
+    def _room_for_prompts(self) -> Self:
+        most = self.agent.max_context if self.agent is not None else None
+        if most is not None and most <= self.prompt_tokens:
+            raise ValueError(
+                f"agent.max_context ({most}) must be above prompt_tokens ({self.prompt_tokens}): "
+                "a prompt alone fills the context"
+            )
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

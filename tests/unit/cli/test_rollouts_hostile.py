@@ -12,6 +12,7 @@ ROUND = """
 name: r
 prompts: 4
 samples_per_prompt: 2
+prompt_tokens: 50
 lengths: {kind: lognormal, mean: 30, sigma: 0.5, cap: 100}
 decode: {per_step: 10 ms}
 rounds: 1
@@ -70,6 +71,7 @@ def run(capsys, tmp_path, text: str, *args: str) -> tuple[int, str, str]:
         ("kv={capacity: 50 KiB}", "per_token"),
         ("agent={tokens_per_turn: 10, tool_time: {mean: -1 s}}", "tool_time.mean"),
         ("agent={tokens_per_turn: 0}", "tokens_per_turn"),
+        ("agent={tokens_per_turn: 1, max_context: 50}", "above prompt_tokens (50)"),
         ("agent={tokens_per_turn: 5, sandbox: {hosts: 1, cpus: 500}}", "larger than a host"),
         ("reward={kind: judge, workers: 0}", "reward.workers"),
         ("stop={rule: over_issue, factor: 1}", "stop.factor"),
@@ -106,6 +108,7 @@ def test_a_round_that_cannot_be_is_told_by_its_field(capsys, tmp_path, change, w
         ("train={}", "give one of model and gpu_s_per_token"),
         ("train={gpu_s_per_token: -1}", "gpu_s_per_token"),
         ("serve={model: kimi_k2}", "serve needs a cluster"),
+        ("rollout.agent={tokens_per_turn: 5, max_context: 0}", "max_context"),
         ("cluster=moon", "no such cluster"),
         ("objective=fame", "objective"),
     ],
@@ -133,7 +136,7 @@ def test_every_violation_is_told_at_once(capsys, tmp_path):
         ("lengths={kind: deterministic, tokens: 1}",),
         ("prompts=1", "samples_per_prompt=1", "lambda=0.05"),
         ("prompt_tokens=100000", "lengths.cap=1"),  # a cap below the prompt
-        ("agent={tokens_per_turn: 1, max_context: 2}", "prompt_tokens=50"),
+        ("agent={tokens_per_turn: 1, max_context: 51}",),  # room for one token
         ("agent={tokens_per_turn: 7, sandbox: {create: 24 h}}",),
         ("update=0 s", "switch={}", "weight_sync=0 s"),
         (

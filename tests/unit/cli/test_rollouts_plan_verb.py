@@ -11,7 +11,7 @@ import pytest
 
 from flopwright.cli import main
 from flopwright.plan.loop import load_loop_plan
-from flopwright.spec.load import catalog_names
+from flopwright.spec.load import CLUSTER_CATALOG, catalog_names
 from flopwright.spec.loop import is_loop, load_loop_scenario, loop_scenario_from_text
 from flopwright.spec.rollout import ROLLOUT_CATALOG
 
@@ -97,6 +97,7 @@ def test_nothing_that_fits_is_exit_code_1(capsys, tmp_path):
     [
         (["--out", "plan.yaml"], "add --search"),
         (["--time-limit", "3"], "add --search"),
+        (["--top", "3"], "add --search"),
         (["--growth", "2"], "add --campaign"),
         (["--campaign", "--growth", "0"], "between 0.01 and 1000"),
         (["--campaign", "--rounds", "2"], "runs short"),
@@ -140,6 +141,28 @@ def test_the_page_names_every_option_scenario_and_axis():
     search = load_loop_scenario(LOOPS[0]).search
     for field, info in type(search).model_fields.items():
         assert (info.alias or field) in page
+
+
+@pytest.mark.slow
+def test_the_pages_own_scenario_is_planned_as_it_stands(capsys, tmp_path):
+    page = PAGE.read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(kind: rl_loop\n.*?)```", page, re.DOTALL)
+    file = tmp_path / "my_loop.yaml"
+    file.write_text(text)
+    code, out, err = run(capsys, str(file), "--json")
+    assert code == 0, err
+    data = json.loads(out)
+    assert data["complete"]
+    assert data["ended_early"] == []
+    assert data["ranked"][0]["plan"]["update"]["parallel"]
+    assert data["ranked"][0]["plan"]["memory"]
+
+
+def test_the_page_lists_every_cluster():
+    page = PAGE.read_text(encoding="utf-8")
+    for name in catalog_names(CLUSTER_CATALOG):
+        if name != "local_2cpu":  # no loop runs on it
+            assert f"`{name}`" in page
 
 
 def test_fields_are_changed_for_rounds_and_loops(capsys, tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from flopwright.cli._loop import search_data
 from flopwright.errors import InputError
+from flopwright.planner.rollouts import descent
 from flopwright.planner.rollouts.bounds import work_of
 from flopwright.planner.rollouts.choices import Axes, choices, own_shape
 from flopwright.planner.rollouts.descent import most_of
@@ -72,13 +74,30 @@ def test_the_report_says_what_was_covered():
     assert "from coarse to fine" in text
     assert "no neighbour of the best is better" in text
     assert found.coverage.settled
+    assert found.ended_early == ()
+    assert "ENDED EARLY" not in text
+    assert "of what was simulated, nothing is both faster" in text
 
 
 def test_time_that_ends_is_told_here_too():
     found = search_loop(_loop(0.001, 60), rounds=1, whole_up_to=0, time_limit_s=0.0)
     assert not found.coverage.settled
-    assert "the time was up" in "\n".join(search_lines(found))
+    assert found.coverage.timed_out
+    text = "\n".join(search_lines(found))
+    assert "ENDED EARLY: not every neighbour of the best was looked at: the time was up" in text
+    assert "(--time-limit gives it more)" in text
     assert found.best is not None
+
+
+def test_a_search_that_made_all_its_moves_does_not_blame_the_time(monkeypatch):
+    monkeypatch.setattr(descent, "_MOVES", 0)
+    found = search_loop(_loop(0.001, 60), rounds=1, whole_up_to=0, zoom=False)
+    assert not found.coverage.settled
+    assert not found.coverage.timed_out
+    assert found.ended_early == (
+        "not every neighbour of the best was looked at: it had made its moves",
+    )
+    assert search_data(found)["ended_early"] == list(found.ended_early)
 
 
 def test_neighbours_differ_in_one_axis_and_cover_every_axis():
