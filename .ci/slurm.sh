@@ -11,6 +11,8 @@ SlurmctldHost=$2(127.0.0.1)
 SlurmctldPort=$3
 AuthType=auth/munge
 CredType=cred/munge
+# a job that is queued again starts once its old credential is over: 120 s by default
+AuthInfo=cred_expire=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
