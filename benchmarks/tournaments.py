@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from flopwright.cli._tournament_run import Options, run_tournament
+from flopwright.cli._tournament_parts import Options
+from flopwright.cli._tournament_run import run_tournament
 from flopwright.cli._tournament_view import result_data
 from flopwright.simulator.calibration.files import write_atomically
 

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
+from flopwright.cli._tournament_parts import (
+    RACE_LAUNCHES,
+    Options,
+    Tourney,
+    all_turns,
+    check_machine,
+    field_of,
+    longest_runs,
+    machine_of,
+    measurements_in,
+    plan_files,
+    result_so_far,
+    turn_time,
+)
 from flopwright.cli._tournament_progress import progress_display
 from flopwright.cli._tournament_state import (
     HEAT,
     RACE,
     Asked,
-    State,
     load_state,
     save_result,
-    save_state,
 )
-from flopwright.errors import InputError
-from flopwright.executor.launch.checks import LaunchOptions, machine_rules
-from flopwright.executor.launch.machine import find_machine
-from flopwright.executor.launch.progress import Progress
-from flopwright.executor.launch.supported import unsupported
+from flopwright.executor.launch.checks import LaunchOptions
 from flopwright.executor.launch.tournament import (
     Ruling,
     Trials,
@@ -31,17 +38,13 @@ from flopwright.executor.launch.tournament import (
     read_turns,
     run_trials,
 )
-from flopwright.plan.parallel import ParallelPlan, plan_violations
 from flopwright.planner.tournament import (
-    Contender,
-    Field,
     Learnt,
     Refused,
     choice,
     draw_random,
     enter_best,
     learn,
-    new_field,
     priced,
     prior_choice,
     twin_of,
@@ -53,47 +56,24 @@ from flopwright.planner.tournament_referee import (
     legs_of,
     worth_racing,
 )
-from flopwright.planner.tournament_result import TournamentResult, result_of
-from flopwright.planner.tournament_times import TurnTime
-from flopwright.report.metrics import Measurement
+from flopwright.planner.tournament_result import TournamentResult
 from flopwright.simulator.calibration.files import load_calibration, save_calibration
 from flopwright.simulator.calibration.fit_probe import fit_probe
 from flopwright.simulator.calibration.model import Calibration
-from flopwright.spec.load import dump_yaml, load_scenario, make_plan_file
-from flopwright.spec.scenario import Scenario
+from flopwright.spec.load import load_scenario
 
 if TYPE_CHECKING:
     from flopwright.store import Store
 
 PROBE_CALIBRATION: Final = "probe.calibration.yaml"
 LEARNT_CALIBRATION: Final = "calibration.yaml"
-PLANS: Final = "plans"
 # Of the whole time, what the heat may take; and rounds of it (the first is the warm-up).
 _HEAT_SHARE: Final = 0.4
 _HEAT_ROUNDS: Final = 5
 _RACE_ROUNDS: Final = 40
 _MORE_STEPS: Final = 4000  # than any race makes: the referee ends it
 _HELD_OUT_SEQUENCES: Final = 16
-_RACE_LAUNCHES: Final = 1000
 _LEAST_SILENCE_S: Final = 180.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the user said; `store` None keeps nothing, "" is the local store."""
-
-    budget_s: float
-    timeout_s: float
-    top: int
-    random: int
-    calibration: str | None
-    probe_s: float
-    steps_per_turn: int
-    nproc: int | None
-    text: Path | None
-    tokenizer: Literal["bpe", "characters"]
-    seed: int
-    store: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,23 +84,6 @@ class Outcome:
     result: TournamentResult | None
     finished: bool
     machine: str
-
-
-@dataclass(slots=True)
-class _Tourney:
-    """A tournament under way."""
-
-    scenario: Scenario
-    folder: Path
-    options: Options
-    state: State
-    show: Progress
-    store: Store | None
-
-    def save(self, **changes: object) -> None:
-        """Writes the state with changes."""
-        self.state = self.state.model_copy(update=changes)
-        save_state(self.folder, self.state)
 
 
 def run_tournament(name: str, folder: Path, options: Options, *, quiet: bool) -> Outcome:
@@ -139,15 +102,15 @@ def run_tournament(name: str, folder: Path, options: Options, *, quiet: bool) ->
     store = _open_store(options.store)
     given = None if options.calibration is None else load_calibration(options.calibration)
     with progress_display(options.budget_s, state.spent_s, quiet=quiet) as show:
-        tourney = _Tourney(scenario, folder, options, state, show, store)
+        tourney = Tourney(scenario, folder, options, state, show, store)
         finished = state.finished or _stages(tourney, given)
-    result = _result(tourney, finished=finished)
+    result = result_so_far(tourney, finished=finished)
     if result is not None:
         save_result(folder, result)
-    return Outcome(folder=folder, result=result, finished=finished, machine=_machine(folder))
+    return Outcome(folder=folder, result=result, finished=finished, machine=machine_of(folder))
 
 
-def _stages(tourney: _Tourney, given: Calibration | None) -> bool:
+def _stages(tourney: Tourney, given: Calibration | None) -> bool:
     """Runs the stages that are left; returns whether the tournament came to its end."""
     if not tourney.state.heat_done and not _heat(tourney, learns=given is None):
         return False
@@ -156,12 +119,12 @@ def _stages(tourney: _Tourney, given: Calibration | None) -> bool:
     return _race(tourney)
 
 
-def _heat(tourney: _Tourney, *, learns: bool) -> bool:
+def _heat(tourney: Tourney, *, learns: bool) -> bool:
     """Draws the random plans; where a calibration is to be learnt, runs them with a probe."""
     state, options = tourney.state, tourney.options
-    field = _field(tourney)
+    field = field_of(tourney)
     if not state.contenders:
-        _check_machine(tourney)
+        check_machine(tourney)
         draw_random(field, options.random, options.seed)
         tourney.save(contenders=tuple(field.contenders), refused=tuple(field.refused))
     if learns and field.contenders:
@@ -179,17 +142,17 @@ def _heat(tourney: _Tourney, *, learns: bool) -> bool:
     return True
 
 
-def _choose(tourney: _Tourney, given: Calibration | None) -> None:
+def _choose(tourney: Tourney, given: Calibration | None) -> None:
     """Learns from the heat, enters the best plans, and lets the planner choose."""
     learnt = _learnt(tourney, given)
-    field = _field(tourney)
+    field = field_of(tourney)
     enter_best(field, learnt.calibration, tourney.options.top)
     enter_best(field, field.prior, 1, "prior")
     contenders = priced(field.contenders, tourney.scenario, learnt)
     chosen, uncalibrated = choice(contenders), prior_choice(contenders)
     # Plans that were drawn and nothing else; the planner's own race whatever they did before.
     drawn = [c.name for c in contenders if c.origins == ("random",) and c.name != chosen.name]
-    heat = [_turn(t) for t in read_turns(tourney.folder / HEAT)]
+    heat = [turn_time(t) for t in read_turns(tourney.folder / HEAT)]
     tourney.save(
         left=worth_racing(drawn, heat),
         contenders=contenders,
@@ -200,18 +163,18 @@ def _choose(tourney: _Tourney, given: Calibration | None) -> None:
     )
 
 
-def _learnt(tourney: _Tourney, given: Calibration | None) -> Learnt:
+def _learnt(tourney: Tourney, given: Calibration | None) -> Learnt:
     """Returns the calibration to choose with; what was learnt here is written down."""
     if given is not None:
         return Learnt(calibration=given, without={})
     path = tourney.folder / PROBE_CALIBRATION
-    base = load_calibration(path) if path.exists() else _field(tourney).prior
-    learnt = learn(base, _longest_runs(_measurements(tourney.folder / HEAT)))
+    base = load_calibration(path) if path.exists() else field_of(tourney).prior
+    learnt = learn(base, longest_runs(measurements_in(tourney.folder / HEAT)))
     save_calibration(learnt.calibration, tourney.folder / LEARNT_CALIBRATION)
     return learnt
 
 
-def _race(tourney: _Tourney) -> bool:
+def _race(tourney: Tourney) -> bool:
     """Runs all contenders, the chosen one twice; returns whether the race came to its end.
 
     It has several launches: a process that starts anew lays its memory out anew, so that a
@@ -235,7 +198,7 @@ def _race(tourney: _Tourney) -> bool:
             timeout_s=options.timeout_s,
             max_rounds=_RACE_ROUNDS,
             steps_per_turn=options.steps_per_turn,
-            earlier=tuple(_all_turns(tourney)),
+            earlier=tuple(all_turns(tourney)),
         )
         if not _trials(tourney, RACE, rules, probe=False):
             return False
@@ -244,7 +207,7 @@ def _race(tourney: _Tourney) -> bool:
     return True
 
 
-def _trials(tourney: _Tourney, stage: str, rules: Rules, *, probe: bool) -> bool:
+def _trials(tourney: Tourney, stage: str, rules: Rules, *, probe: bool) -> bool:
     """Runs a stage's trials; returns False where the user stopped them."""
     began = time.monotonic()
     options = tourney.options
@@ -264,10 +227,10 @@ def _trials(tourney: _Tourney, stage: str, rules: Rules, *, probe: bool) -> bool
     found: Trials | None = None
     try:
         found = run_trials(
-            _plan_files(tourney, rules.names),
+            plan_files(tourney, rules.names),
             tourney.folder / stage,
             launch_options,
-            _referee(rules, _RACE_LAUNCHES if stage == RACE else 0),
+            _referee(rules, RACE_LAUNCHES if stage == RACE else 0),
             tourney.show,
         )
     finally:
@@ -280,25 +243,13 @@ def _referee(
     rules: Rules, shift: int
 ) -> Callable[[Sequence[TrialTurn], Mapping[str, str], float], Ruling]:
     def judge(turns: Sequence[TrialTurn], retired: Mapping[str, str], elapsed_s: float) -> Ruling:
-        decision = decide(rules, [_turn(t, shift) for t in turns], retired, elapsed_s)
+        decision = decide(rules, [turn_time(t, shift) for t in turns], retired, elapsed_s)
         return Ruling(retired=decision.retired, stop=decision.stop)
 
     return judge
 
 
-def _turn(turn: TrialTurn, shift: int = 0) -> TurnTime:
-    return TurnTime(
-        launch=turn.launch + shift, round=turn.round, plan=turn.plan, step_s=turn.step_s
-    )
-
-
-def _all_turns(tourney: _Tourney) -> list[TurnTime]:
-    """Returns the turns of heat and race, whose launches are others than the heat's."""
-    heat = [_turn(t) for t in read_turns(tourney.folder / HEAT)]
-    return [*heat, *(_turn(t, _RACE_LAUNCHES) for t in read_turns(tourney.folder / RACE))]
-
-
-def _keep(tourney: _Tourney, found: Trials) -> None:
+def _keep(tourney: Tourney, found: Trials) -> None:
     """Writes down what a stage showed: measurements to the store, curves to a file."""
     if tourney.store is not None:
         for measurement in found.measurements.values():
@@ -314,100 +265,8 @@ def _keep(tourney: _Tourney, found: Trials) -> None:
     )
 
 
-def _measurements(folder: Path) -> list[Measurement]:
-    """Returns the measurements that launches in a folder left."""
-    return [
-        Measurement.model_validate(json.loads(path.read_text(encoding="utf-8")))
-        for path in sorted(folder.glob("*/measurement-*.json"))
-    ]
-
-
-def _longest_runs(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Returns one run a plan, the one with most steps: a heat that was stopped ran twice."""
-    best: dict[str, Measurement] = {}
-    for m in sorted(measurements, key=lambda m: len(m.step_time_samples_s)):
-        best[m.plan_name] = m
-    return list(best.values())
-
-
-def _field(tourney: _Tourney) -> Field:
-    field = new_field(tourney.scenario, _refusal(tourney.scenario), tourney.state.contenders)
-    field.refused.extend(tourney.state.refused)
-    return field
-
-
-def _refusal(scenario: Scenario) -> Callable[[ParallelPlan], str]:
-    """Returns what says why the executor does not run a plan, "" where it does."""
-
-    def refusal(plan: ParallelPlan) -> str:
-        if plan.world_size != scenario.cluster.num_gpus:
-            return f"it is for {plan.world_size} ranks, and the others for all of them"
-        broken = [*plan_violations(plan, scenario)]
-        broken = broken or unsupported(make_plan_file(scenario, plan, "plan"))
-        return "; ".join(str(v) for v in broken)
-
-    return refusal
-
-
-def _plan_files(tourney: _Tourney, names: Sequence[str]) -> dict[str, Path]:
-    """Writes the plans and returns their files by the names of their results."""
-    folder = tourney.folder / PLANS
-    folder.mkdir(parents=True, exist_ok=True)
-    known: dict[str, Contender] = {}
-    for contender in tourney.state.contenders:
-        known[contender.name] = known[twin_of(contender.name)] = contender
-    paths = {}
-    for name in names:
-        contender = known[name]
-        path = folder / f"{contender.name}.yaml"
-        if not path.exists():
-            record = make_plan_file(tourney.scenario, contender.plan, contender.name)
-            path.write_text(dump_yaml(record, "written by flopwright tournament"))
-        paths[name] = path
-    return paths
-
-
-def _check_machine(tourney: _Tourney) -> None:
-    """Refuses a scenario that this machine cannot run, before anything is written."""
-    scenario = tourney.scenario
-    plan = ParallelPlan(dp_shard=scenario.cluster.num_gpus)
-    record = make_plan_file(scenario, plan, scenario.name)
-    found = machine_rules(record, tourney.options.nproc, find_machine())
-    if found:
-        raise InputError(found)
-
-
 def _open_store(url: str | None) -> Store | None:
     """Returns the store, asked before anything runs whether it can be used."""
     from flopwright.store import open_store
 
     return None if url is None else open_store(url or None)
-
-
-def _result(tourney: _Tourney, *, finished: bool) -> TournamentResult | None:
-    state = tourney.state
-    turns = _all_turns(tourney)
-    raced = {t.plan for t in turns if t.launch > _RACE_LAUNCHES}
-    if not {state.chosen, state.uncalibrated} <= raced:
-        return None
-    return result_of(
-        state.contenders,
-        turns,
-        scenario=state.asked.scenario,
-        seed=state.asked.seed,
-        chosen=state.chosen,
-        uncalibrated=state.uncalibrated,
-        calibration_id=state.learnt,
-        left=state.left,
-        refused=state.refused,
-        finished=finished,
-    )
-
-
-def _machine(folder: Path) -> str:
-    """Returns the processor and cores of the newest measurement, "" without one."""
-    found = _measurements(folder / RACE) or _measurements(folder / HEAT)
-    if not found:
-        return ""
-    where = max(found, key=lambda m: m.created).fingerprint
-    return f"{where.gpu or where.processor}, {where.num_cores} cores"

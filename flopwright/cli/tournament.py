@@ -65,7 +65,8 @@ def tournament(
 
     Example: flopwright tournament llama_mini_2cpu_fp32 --budget 180 --out runs/tournament
     """
-    from flopwright.cli._tournament_run import Options, run_tournament
+    from flopwright.cli._tournament_parts import Options
+    from flopwright.cli._tournament_run import run_tournament
     from flopwright.cli._tournament_view import result_data, show
     from flopwright.executor.launch.local import RunFailedError
 
