@@ -52,6 +52,15 @@ def test_e4m3_is_refused_by_name_where_the_card_has_none() -> None:
     ):
         kernel.quantize(torch.empty(4, 256, dtype=torch.bfloat16, device="meta"))
     assert not noted.launches
+    from flopwright.kernels.swiglu import kernel as gates
+
+    kept = (torch.empty(4, 256, device="meta"), torch.empty(4, 2, device="meta"))
+    with (
+        recording(TARGETS["sm_86"]) as noted,
+        pytest.raises(UnsupportedKernelError, match="sm_86"),
+    ):
+        gates.backward_fp8(torch.empty(4, 256, device="meta"), kept, kept)
+    assert not noted.launches
     refused = [r for r in rows(["sm_80"]) if r.refused]
     assert {r.group for r in refused} == {"fp8_quantize", "gated_fp8"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -61,6 +62,20 @@ def test_gpu_check_needs_this_repository_torch_and_triton_alone(tmp_path: Path) 
     assert found["curves"]["calibration"]["curves"]
     for step in found["training_steps"]:
         assert abs(step["memory_error"]) < 0.01
+
+
+@pytest.mark.parametrize(("failed", "code"), [([], 0), (["kda float32 triton"], 1)])
+def test_a_failed_check_is_a_failed_command(
+    failed: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    gpu_check = importlib.import_module("gpu_check")
+    monkeypatch.setattr(gpu_check, "cluster_here", lambda _: None)
+    monkeypatch.setattr(gpu_check, "correctness", lambda *_: {"failed": failed})
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--device", "cpu", "--only", "correctness"])
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main()
+    assert ended.value.code == code
 
 
 def test_every_kernel_is_checked() -> None:

@@ -15,11 +15,14 @@ import pytest
 
 pytest.importorskip("triton")
 
-GROUPS = sorted(Path(__file__).with_name("interpreted").glob("check_*.py"))
+HERE = Path(__file__).parent
+# Strides are asked about here too: the same tests as of torch's own kernels.
+GROUPS = (*sorted(HERE.glob("interpreted/check_*.py")), HERE / "test_layouts.py")
+NAMES = [path.stem.removeprefix("check_").removeprefix("test_") for path in GROUPS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS, ids=lambda path: path.stem.removeprefix("check_"))
+@pytest.mark.parametrize("group", GROUPS, ids=NAMES)
 def test_kernels_in_the_interpreter(group: Path, tmp_path: Path) -> None:
     environment = {
         **os.environ,

@@ -1,4 +1,7 @@
-"""Ops do not take strides for granted; on a CPU torch's own kernels do."""
+"""Ops do not take strides for granted; on a CPU torch's own kernels do.
+
+test_in_the_interpreter.py runs this file once more, in a process where Triton's kernels run.
+"""
 
 from __future__ import annotations
 

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from flopwright.kernels.attention.op import attention, attention_with_max
-from flopwright.kernels.checks import layouts
 from flopwright.kernels.kda.op import kda
 from flopwright.kernels.linear_cross_entropy.op import linear_cross_entropy
 from flopwright.kernels.lk_loss.op import linear_lk_loss
-
-CPU = torch.device("cpu")
-CHECKS = layouts.differentiable_checks(CPU)
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=[c.name for c in CHECKS])
-def test_strides_do_not_change_a_result(check: layouts.Check) -> None:
-    found = layouts.results(check, layouts.apart)
-    torch.testing.assert_close(found, layouts.results(check, torch.clone), rtol=1e-5, atol=1e-5)
-
-
-def test_nor_that_of_ops_without_a_gradient() -> None:
-    for name, op, args in layouts.plain_calls(CPU):
-        found = layouts.call(op, args, layouts.apart)
-        expected = layouts.call(op, args, torch.clone)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_no_tokens() -> None:
