@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -11,8 +14,9 @@ from flopwright.simulator.accuracy.rl.score import Scored
 
 
 def show_rl(console: Console, report: RlReport) -> None:
-    """Prints figures, every row, every comparison and every row left out with its reason."""
+    """Prints figures, scenarios, every row, every comparison, and every row left out with why."""
     console.print(_summary(report))
+    console.print(_scenarios(report))
     for title, classes in (("absolute", ("F1", "F2")), ("ratios", ("R",))):
         rows = report.absolute(*classes)
         if rows:
@@ -57,6 +61,34 @@ def _summary(report: RlReport) -> Table:
     share = f"{right}/{n} right" if n else ""
     table.add_row("order", str(n), f"{n}/{n + len(report.lost('O'))}", share, "", "")
     return table
+
+
+def _scenarios(report: RlReport) -> Table:
+    """Returns a line a scenario: its rows by class, how far off they are, what it lost."""
+    table = Table(title="by scenario", title_justify="left")
+    for name in ("scenario", "absolute", "median error", "largest", "ratios", "median error",
+                 "largest", "orders right", "not predicted"):  # fmt: skip
+        left = name == "scenario"
+        table.add_column(name, justify="left" if left else "right", overflow="fold")
+    for scenario in report.scenarios:
+        cells = [scenario]
+        for classes in (("F1", "F2"), ("R",)):
+            rows = [r for r in report.absolute(*classes) if r.scenario == scenario]
+            cells += _errors(rows)
+        orders = [o for o in report.ordered if o.scenario == scenario]
+        right = sum(o.right for o in orders)
+        lost = sum(s.lost and s.scenario == scenario for s in report.skipped)
+        cells += [f"{right}/{len(orders)}" if orders else "", str(lost) if lost else ""]
+        table.add_row(*cells)
+    return table
+
+
+def _errors(rows: Sequence[Scored]) -> list[str]:
+    """Returns how many rows (parts of one cell are one), and their median and largest error."""
+    if not rows:
+        return ["", "", ""]
+    errors = [abs(r.error) for r in rows]
+    return [str(len({r.id for r in rows})), f"{median(errors):.1%}", f"{max(errors):.1%}"]
 
 
 def _rows(title: str, rows: tuple[Scored, ...]) -> Table:

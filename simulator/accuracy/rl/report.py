@@ -47,6 +47,12 @@ class RlReport:
         """Returns the absolute rows of these classes (F1, F2)."""
         return tuple(s for s in self.scored if s.row_class in classes)
 
+    @property
+    def scenarios(self) -> tuple[str, ...]:
+        """The names of the scenarios that rows were to be predicted by, sorted."""
+        lost = (s for s in self.skipped if s.lost)
+        return tuple(sorted({r.scenario for r in (*self.scored, *self.ordered, *lost)}))
+
     def lost(self, *classes: str) -> tuple[Skipped, ...]:
         """Returns the rows of these classes that could not be predicted."""
         return tuple(s for s in self.skipped if s.lost and s.row_class in classes)

@@ -79,12 +79,17 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """One row that is not scored, and why; `lost` where it should have been."""
+    """One row that is not scored, and why; `lost` where it should have been.
+
+    Attributes:
+        scenario: that names it; "" of none.
+    """
 
     id: str
     row_class: str
     why: str
     lost: bool
+    scenario: str = ""
 
 
 def score_row(
@@ -93,7 +98,9 @@ def score_row(
     """Returns what became of one row."""
     kind = given.row_class
     if kind in {"C", "D", "N"}:
-        return Skipped(id=row.id, row_class=kind, why=given.reason, lost=False)
+        return Skipped(
+            id=row.id, row_class=kind, why=given.reason, lost=False, scenario=scenario.name
+        )
     try:
         if kind == "O":
             return _order(predictor, scenario, given, row)
@@ -103,7 +110,7 @@ def score_row(
     except ValidationError as error:  # a computed input that no record allows
         texts = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         why = "; ".join(t.removeprefix(": ").removeprefix("Value error, ") for t in texts)
-    return Skipped(id=row.id, row_class=kind, why=why, lost=True)
+    return Skipped(id=row.id, row_class=kind, why=why, lost=True, scenario=scenario.name)
 
 
 def _number(
@@ -111,7 +118,9 @@ def _number(
 ) -> Scored | Skipped:
     measured = _measured(predictor, given, row)
     if isinstance(measured, str):
-        return Skipped(id=row.id, row_class=given.row_class, why=measured, lost=True)
+        return Skipped(
+            id=row.id, row_class=given.row_class, why=measured, lost=True, scenario=scenario.name
+        )
     name = scenario.name
     predicted = _predicted(predictor, name, given)
     low = high = predicted

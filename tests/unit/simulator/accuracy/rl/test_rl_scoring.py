@@ -225,6 +225,9 @@ def test_the_command_prints_left_out_rows_and_writes_its_json(
     shown = capsys.readouterr().out
     for text in ("left out: 4 rows", "no scenario names it", "nobody knows", "1/2 right"):
         assert text in shown
+    table = shown[shown.index("by scenario") : shown.index("\nabsolute")]
+    for scenario in json.loads(out.read_text())["absolute"]["per_scenario"]:
+        assert scenario in table
     assert json.loads(out.read_text())["order"]["right"] == 1
 
 
