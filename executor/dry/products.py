@@ -110,17 +110,37 @@ def _delta_rule_backward(args: tuple[Any, ...]) -> _Shape:
     )
 
 
-def _chunks(q: Tensor, v: Tensor, *, state: int, pairs: int, inverse: int, changes: int) -> _Shape:
+def _chunks(
+    q: Tensor, v: Tensor, *, state: int, pairs: int, inverse: int, changes: int, columns: int = 0
+) -> _Shape:
     """Linear attention in chunks of C tokens, keys K and values V wide.
 
     Args:
         state: products of C x K x V in a chunk; pairs: of C x K x C; inverse: of C x C x C;
             changes: of C x C x V.
+        columns: that stand beside the V.
     """
     batch, seq, heads, k = q.shape
-    c, w, chunks = _CHUNK, v.shape[-1], batch * heads * -(-seq // _CHUNK)
+    c, w, chunks = _CHUNK, v.shape[-1] + columns, batch * heads * -(-seq // _CHUNK)
     products = state * c * k * w + pairs * c * k * c + inverse * c**3 + changes * c * c * w
     return seq, k, c, batch * heads, 2 * chunks * products
+
+
+def _summary(args: tuple[Any, ...]) -> _Shape:
+    """A run's state from zero, and beside it the product of its transitions, K columns more."""
+    k, v = args[0], args[1]
+    return _chunks(k, v, columns=k.shape[-1], state=2, pairs=2, inverse=6, changes=1)
+
+
+def _state_gradient(args: tuple[Any, ...]) -> _Shape:
+    return _chunks(args[2], args[0], state=3, pairs=2, inverse=6, changes=2)
+
+
+def _carried(args: tuple[Any, ...]) -> _Shape:
+    """From run to run: what no run was before is added, and what none follows is not made."""
+    batch, heads, k, columns = args[0][0].shape
+    v, links = columns - k, len(args[0]) - 2
+    return k, k, v, batch * heads, 2 * links * batch * heads * k * k * v
 
 
 def _head_and_loss_backward(args: tuple[Any, ...]) -> _Shape:
@@ -147,6 +167,9 @@ _READERS: Final[dict[str, tuple[str, Callable[[tuple[Any, ...]], _Shape]]]] = {
     "flopwright::attention_with_sinks": ("attention", _with_sinks),
     "flopwright::kda": ("attention", _delta_rule),
     "flopwright::kda_backward": ("attention", _delta_rule_backward),
+    "flopwright::kda_summary": ("attention", _summary),
+    "flopwright::kda_state_gradient": ("attention", _state_gradient),
+    "flopwright::kda_carried": ("attention", _carried),
 }
 
 
@@ -158,6 +181,8 @@ _OPERAND: Final = {
     "flopwright::linear_cross_entropy_backward": 1,
     "flopwright::linear_cross_entropy_terms": 0,
     "flopwright::linear_cross_entropy_part_backward": 1,
+    "flopwright::kda_summary": 0,
+    "flopwright::kda_state_gradient": 0,
 }
 
 

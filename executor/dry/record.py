@@ -99,8 +99,9 @@ class Recorder(TorchDispatchMode):
             out = func(*args, **(kwargs or {}))
         if kind.read_product is not None:
             product, flops = kind.read_product(args, out, self._action_kind)
-            self.products[product] += 1
-            self.flops[product.kernel] += flops
+            if flops:  # a chain of two runs has no link to multiply
+                self.products[product] += 1
+                self.flops[product.kernel] += flops
         self._see(out)
         return out
 

@@ -67,8 +67,6 @@ def _context_rules(plan: ParallelPlan, model: ModelSpec) -> Iterable[Rule]:
     window = attention.sliding_window if isinstance(attention, GqaAttention) else None
     sinks = isinstance(attention, GqaAttention) and attention.sinks
     yield ("parallel.cp", plan.cp > 1 and sinks, f"{plan.cp}, with attention sinks", "use 1")
-    linear = plan.cp > 1 and model.linear_attention is not None
-    yield ("parallel.cp", linear, f"{plan.cp}, with linear attention", "use 1")
     fix = "use context_parallel ulysses: only it sees runs of neighbouring tokens"
     windowed = plan.cp > 1 and window is not None and not exchanged
     yield ("parallel.cp", windowed, f"{plan.cp}, with a sliding window", fix)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from flopwright.executor.measure.probe_cases import KIND_NAMES, ProbeCase
+from flopwright.executor.measure.probe_delta import KERNEL
 from flopwright.executor.measure.probe_timing import (
     Clock,
     Ranks,
@@ -80,7 +81,7 @@ def _point(name: str, rows: OpTable, row: int, samples: Samples) -> OperatorPoin
     found = spread(samples)
     return OperatorPoint.model_validate(
         {
-            "kind": KIND_NAMES[OpKind(rows.kind[row])],
+            "kind": KERNEL if rows.kernel[row] == KERNEL else KIND_NAMES[OpKind(rows.kind[row])],
             "name": name,
             "dtype": rows.dtype[row],
             "phase": "backward" if rows.phase[row] in _BACKWARD else "forward",

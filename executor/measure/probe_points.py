@@ -21,6 +21,7 @@ from flopwright.executor.measure.probe_cases import (
     swiglu_case,
     unpermute_case,
 )
+from flopwright.executor.measure.probe_delta import KERNEL, kda_case
 from flopwright.executor.measure.probe_design import by_information
 from flopwright.executor.measure.probe_plain import copy_case, host_copy_case, quantize_case
 from flopwright.models.transformer.cost import layer_cost
@@ -136,7 +137,8 @@ def _key(case: ProbeCase) -> tuple[object, ...]:
 def _distinct_layers(spec: ModelSpec) -> list[int]:
     """Returns the embedding, one layer of each kind, and the head."""
     kinds = {
-        (spec.is_moe_layer(i), spec.sliding_window(i)): i for i in reversed(range(spec.num_layers))
+        (spec.is_moe_layer(i), spec.sliding_window(i), spec.attention_of(i).kind): i
+        for i in reversed(range(spec.num_layers))
     }
     return [-1, *sorted(kinds.values()), spec.num_layers]
 
@@ -154,6 +156,12 @@ def _add_rows(
             case = linear_case(m, k, n, ops.dtype[i])
         elif ops.kind[i] == OpKind.GROUPED_GEMM:
             case = grouped_case(max(1, m), batch, k, n, ops.dtype[i])
+        elif ops.kernel[i] == KERNEL:
+            case = kda_case(sequences, m, batch // sequences, k, ops.dtype[i])
+            shorter = kda_case(
+                sequences, max(1, m // 4), batch // sequences, k, ops.dtype[i], essential=False
+            )
+            found.setdefault(_key(shorter), shorter)
         elif ops.kind[i] == OpKind.ATTENTION:
             case = _attention(spec, sequences, m, batch // sequences, ops.dtype[i])
         else:

@@ -11,7 +11,8 @@ Three exchanges (`context_parallel` of a plan):
 Ring and all_gather cut a sequence in 2 * size runs, of which rank r holds number r and number
 2 * size - 1 - r, so that causal attention is the same work on every rank; ulysses, where each
 rank has all tokens of its heads, cuts it in size runs. Keys and values travel in one message,
-after the up-projection under MLA too (`models/core_attention.py`). Each message is an action
+after the up-projection under MLA too (`models/core_attention.py`). Linear attention keeps
+these runs and sends its state (context_states.py). Each message is an action
 "<collective>:<what>" of the time class "cp_comm".
 """
 
@@ -26,6 +27,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flopwright.executor.parallel.context_blocks import attention_over_blocks
+from flopwright.executor.parallel.context_states import (
+    delta_rule_over_runs,
+    inputs_before_runs,
+)
 from flopwright.executor.parallel.experts import Clock
 from flopwright.executor.parallel.groups import Group
 from flopwright.kernels.attention.op import attention
@@ -55,9 +60,13 @@ class GroupContextParallel:
     @property
     def runs(self) -> tuple[int, ...]:
         """The runs of a sequence that this rank holds, of `num_runs`."""
+        return self.runs_of(self.index)
+
+    def runs_of(self, index: int) -> tuple[int, ...]:
+        """Returns the runs that a rank of the group holds."""
         if self.kind == "ulysses":
-            return (self.index,)
-        return (self.index, 2 * self.size - 1 - self.index)
+            return (index,)
+        return (index, 2 * self.size - 1 - index)
 
     @property
     def num_runs(self) -> int:
@@ -81,6 +90,22 @@ class GroupContextParallel:
             return self._over_heads(q, k, v, scale, window)
         assert not window, "windows are refused with these exchanges (executor/launch)"
         return attention_over_blocks(q, k, v, scale, self)
+
+    def by_runs(self, x: Tensor) -> Tensor:
+        """Returns [B, S, ...] as [B * runs, S / runs, ...]."""
+        return x.unflatten(1, (len(self.runs), -1)).flatten(0, 1)
+
+    def before_runs(self, tensors: Sequence[Tensor], count: int) -> tuple[Tensor | None, ...]:
+        """Returns of each [B * runs, L, C] the `count` positions before its runs."""
+        if not count:
+            return (None,) * len(tensors)
+        return inputs_before_runs(self, tensors, count)
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float
+    ) -> Tensor:
+        """Returns what KDA makes of this rank's runs, each [B * runs, L, H, V]."""
+        return delta_rule_over_runs(self, q, k, v, g, beta, scale)
 
     def mean_over_tokens(self, mean: Tensor, name: str) -> Tensor:
         """Returns the mean over the ranks."""

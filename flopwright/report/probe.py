@@ -20,7 +20,9 @@ class OperatorPoint(Spec):
         repeats: calls that were timed, of all ranks together; 0 in reports of old.
     """
 
-    kind: Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "quantize"]
+    kind: Literal[
+        "gemm", "grouped_gemm", "attention", "kda", "memory_bound", "optimizer", "quantize"
+    ]
     name: str
     dtype: str
     phase: Literal["forward", "backward"] = "forward"

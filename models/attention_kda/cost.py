@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flopwright.kernels.kda.cost import CHUNK, kda
+from flopwright.kernels.kda.across_cost import carried_state
+from flopwright.kernels.kda.cost import kda
 from flopwright.kernels.kda_gate.cost import kda_gate
 from flopwright.kernels.linear.cost import linear
 from flopwright.kernels.memory_bound import memory_bound
@@ -16,7 +17,7 @@ from flopwright.kernels.output_gate.cost import output_gate
 from flopwright.kernels.rms_norm.cost import wide_bytes
 from flopwright.kernels.short_conv.cost import short_conv
 from flopwright.models.local import Local, add, gather, scatter
-from flopwright.ops import Array, Collective, CostBuilder, OpKind, Phase
+from flopwright.ops import Array, Collective, CostBuilder, Phase
 from flopwright.spec.model import KdaAttention
 
 
@@ -59,6 +60,11 @@ def _low_rank(
 def _core(cost: CostBuilder, spec: KdaAttention, heads: Array, local: Local) -> None:
     t, dtype, wide = local.tokens, local.dtype, wide_bytes(local.dtype)
     inner = heads * spec.head_dim
+    sequences = np.asarray(local.shape.micro_batch_size, float)
+    # Of a sequence a rank holds one run, or two where causal attention is to be even work.
+    runs = np.where((local.cp > 1) & ~local.ulysses, 2.0, 1.0)
+    run = np.asarray(local.shape.seq_len, float) / local.cp / runs
+    _before_runs(cost, spec, sequences * runs, run, inner, local)
     for name in ("q", "k", "v"):
         short_conv(cost, f"attention.{name}_conv", rows=t, width=inner, dtype=dtype)
         cost.saved(f"attention.{name}", t * inner * local.width)
@@ -70,37 +76,49 @@ def _core(cost: CostBuilder, spec: KdaAttention, heads: Array, local: Local) -> 
             read_bytes=t * heads * wide, written_bytes=t * heads * wide,
         )  # fmt: skip
     cost.saved("attention.rates", t * heads * wide)
-    sequences = np.asarray(local.shape.micro_batch_size, float)
-    own = np.asarray(local.shape.seq_len, float) / local.cp
+    width = spec.head_dim
     kda(
-        cost, "attention.delta_rule", sequences=sequences, seq_len=own, heads=heads,
-        k_width=spec.head_dim, v_width=spec.head_dim, dtype=dtype,
+        cost, "attention.delta_rule", sequences=sequences * runs, seq_len=run, heads=heads,
+        k_width=width, v_width=width, dtype=dtype,
     )  # fmt: skip
-    _across_ranks(cost, spec, sequences * heads, own, local)
+    if (local.cp > 1).any():
+        carried_state(
+            cost, "attention", sequences=sequences, runs=runs, ranks=local.cp, seq_len=run,
+            heads=heads, k_width=width, v_width=width, dtype=dtype,
+        )  # fmt: skip
+        _states(cost, spec, sequences * runs * heads, local)
     cost.saved("attention.out", t * inner * local.width)
 
 
-def _across_ranks(
-    cost: CostBuilder, spec: KdaAttention, states: Array, own: Array, local: Local
+def _before_runs(
+    cost: CostBuilder, spec: KdaAttention, runs: Array, run: Array, inner: Array, local: Local
 ) -> None:
-    """Adds what context parallelism takes (arXiv 2607.24653, 5.1.2).
-
-    Every rank makes the product of its transitions, a matrix as wide as the state, beside its
-    state from zero; one gather of both, whatever the tokens, and the same for the gradients.
-    """
-    if not (local.cp > 1).any():
+    """Adds what the convolutions read of the run before, of three projections in one message."""
+    taps = spec.conv_kernel - 1
+    if not taps or not (local.cp > 1).any():
         return
-    count, width = np.where(local.cp > 1, 1.0, 0.0), spec.head_dim
-    pair = 2.0 * states * width**2 * wide_bytes(local.dtype)
-    chunks = states * np.ceil(own / CHUNK)
+    count = np.where(local.cp > 1, 1.0, 0.0)
+    position = runs * 3.0 * inner * local.width
+    for phase, positions in ((Phase.FORWARD, np.minimum(taps, run)), (Phase.BACKWARD_INPUT, taps)):
+        cost.comm(
+            "conv_context", Collective.ALL_GATHER, "cp", phase,
+            nbytes=position * positions * local.cp, count=count,
+        )  # fmt: skip
+    cost.saved("attention.before_runs", position * taps * count)
+
+
+def _states(cost: CostBuilder, spec: KdaAttention, states: Array, local: Local) -> None:
+    """Adds what carries the state over the ranks of a sequence (arXiv 2607.24653, 5.1.2).
+
+    One gather of each run's state from zero and of the product of its transitions, a matrix as
+    wide, whatever the tokens; backward of the gradient that the run asks for, and the product.
+    The state before a run and its product are kept.
+    """
+    count = np.where(local.cp > 1, 1.0, 0.0)
+    pair = 2.0 * states * spec.head_dim**2 * wide_bytes(local.dtype)
     for phase in (Phase.FORWARD, Phase.BACKWARD_INPUT):
         cost.comm(
             "state_context", Collective.ALL_GATHER, "cp", phase, nbytes=pair * local.cp,
             count=count,
         )  # fmt: skip
-        cost.op(
-            "attention.transitions", OpKind.ATTENTION, phase, dtype=local.dtype,
-            flops=4.0 * chunks * CHUNK * width**2, m=own, n=CHUNK, k=width, batch=states,
-            count=count, read_bytes=chunks * CHUNK * width * 2 * local.width,
-            written_bytes=pair / 2, kernel="kda",
-        )  # fmt: skip
+    cost.saved("attention.carried", pair * count)

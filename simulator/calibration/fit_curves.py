@@ -21,7 +21,7 @@ _POINT_NOISE: Final = 0.15
 _HALF_LOG, _HALF_LOG_STD = np.log(16.0), np.log(5.0)
 # A rate or bandwidth is known to a factor 3 before it is measured, a floor to a factor 4.
 _RATE_LOG_STD, _FLOOR_LOG_STD = np.log(3.0), np.log(4.0)
-_SHAPED: Final = ("gemm", "grouped_gemm", "attention")
+_SHAPED: Final = ("gemm", "grouped_gemm", "attention", "kda")
 # Payloads from which a collective's time is mostly its bandwidth.
 _LARGE_BYTES: Final = 2**20
 

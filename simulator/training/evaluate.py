@@ -186,7 +186,8 @@ class _Results:
         for name, values in costs.micro.comm_bytes.items():
             self.comm_bytes[name][index] = values[stage, costs.kinds.of] * m
         if costs.pp > 1:
-            self.comm_bytes["pp"][index] = 2 * costs.send_bytes * m * costs.vpp
+            hop = costs.send_bytes[:-1].mean(axis=0)  # both ways over a hop of each chunk
+            self.comm_bytes["pp"][index] = 2 * hop * m * costs.vpp
         self.comm_bytes["dp"][index] = costs.end.comm_bytes[stage, column]
 
     def finish(self, scenario: Scenario, assumptions: tuple[str, ...]) -> Evaluation:

@@ -15,10 +15,12 @@ from flopwright.simulator.training.layers import DENSE, MOE, representatives
 from flopwright.simulator.training.overlap import Classes, exposed, host_wait_s
 from flopwright.simulator.training.picker import Picker
 from flopwright.simulator.training.transfers import (
+    arrived_bytes,
     offload_seconds,
     offloaded_bytes,
     send_bytes,
     send_seconds,
+    states_sent,
 )
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.scenario import Scenario
@@ -78,12 +80,15 @@ def micro_batch(
     """
     candidates = kinds.candidates
     share = core_share(scenario, candidates, calibration)
+    nbytes, states = send_bytes(scenario, kinds.combos), states_sent(scenario, candidates)
     saved, fp8 = pick.of("saved_bytes"), pick.of("saved_fp8_bytes")
+    saved = saved + arrived_bytes(states, nbytes)
     micro = _Micro(scenario, candidates, calibration, pick, share)
     copied = offloaded_bytes(candidates, saved, fp8)
     forward, backward, beside_s = micro.sides(copied, params, data_s)
-    nbytes = send_bytes(scenario, kinds.combos, candidates)
-    send_s, notes = send_seconds(scenario, candidates, calibration, nbytes, _stage_of(pick))
+    send_s, notes = send_seconds(
+        scenario, candidates, calibration, nbytes, states, _stage_of(pick)
+    )
     return MicroBatch(
         pick=pick,
         core_share=share,
@@ -93,7 +98,7 @@ def micro_batch(
         backward_s=np.asarray(sum(backward.values())),
         beside_s=beside_s,
         send_s=send_s,
-        send_bytes=nbytes,
+        send_bytes=states[:, None] * nbytes,
         saved_bytes=saved,
         saved_fp8_bytes=fp8,
         backward_bytes=pick.fullest_backward(_tied_bytes(scenario, candidates)),

@@ -26,6 +26,7 @@ _TRAVELS: Final = {
     "mla_up": ("self_attn.q_up",),
     "core_attn": (
         "self_attn.kv_context",
+        "self_attn.conv_context",
         "self_attn.state_context",
         "self_attn.heads",
         "self_attn.heads_out",

@@ -99,7 +99,7 @@ class PipelineCosts:
 
     @property
     def send_bytes(self) -> Array:
-        """What such a move carries, (C,)."""
+        """What such a move carries, 0 from the last chunk, (chunks, C)."""
         return self.kinds.spread(self.micro.send_bytes)
 
     @property

@@ -101,7 +101,7 @@ class _Maker:
     ) -> None:
         self._program, self._times = program, times
         self._parts = _parts_by_row(program, costs, column)
-        self._send_bytes = int(costs.send_bytes[column])
+        self._send_bytes = costs.send_bytes[:, column].astype(int).tolist()
         self._norm_s = float(costs.end.norm_s[column])
 
     def of(self, i: int) -> Iterator[TraceEvent]:
@@ -129,7 +129,9 @@ class _Maker:
     def _lane(self, stage: int, action: Action, start: float, end: float) -> TraceEvent:
         if action.peer >= 0:
             name = _receive_name(action)
-            return TraceEvent(action.peer, "comm", name, "pp_comm", start, end, self._send_bytes)
+            hop = action.chunk - (action.kind is ActionKind.SEND_BACKWARD)
+            nbytes = self._send_bytes[hop]
+            return TraceEvent(action.peer, "comm", name, "pp_comm", start, end, nbytes)
         if action.kind in {ActionKind.OFFLOAD, ActionKind.FETCH}:
             return TraceEvent(stage, "copy", str(action), "offload", start, end)
         return TraceEvent(stage, "comm", str(action), "dp_comm", start, end)

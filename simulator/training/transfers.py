@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
 from flopwright.ops import Array, Collective
 from flopwright.plan.hops import states_into_chunks
-from flopwright.plan.parallel import ParallelPlan
 from flopwright.simulator.calibration.model import Calibration
 from flopwright.simulator.collectives.times import collective_seconds
 from flopwright.simulator.collectives.topology import GroupShape
@@ -19,7 +16,6 @@ from flopwright.simulator.training.combos import ShardCombos
 from flopwright.simulator.training.optimizer import host_link
 from flopwright.simulator.training.overlap import Classes, hidden_share
 from flopwright.spec.cluster import DTYPE_BYTES, LinkSpec
-from flopwright.spec.model import ModelSpec
 from flopwright.spec.scenario import Scenario
 
 
@@ -80,30 +76,37 @@ def offloaded_bytes(candidates: Candidates, saved: Array, fp8: Array) -> Array:
     return np.asarray(saved + np.where(candidates.fp8_activations > 0, 0.0, fp8))
 
 
-def send_bytes(
-    scenario: Scenario, combos: ShardCombos, candidates: Candidates | None = None
-) -> Array:
-    """Returns the bytes of one micro-batch's hidden state on a rank, by candidate.
-
-    With the candidates of what a hop carries on average (`states_sent`).
-    """
+def send_bytes(scenario: Scenario, combos: ShardCombos) -> Array:
+    """Returns the bytes of one micro-batch's hidden state on a rank, by candidate."""
     width = DTYPE_BYTES[scenario.workload.precision.compute]
     tokens = combos.micro_batch_size * scenario.workload.seq_len / combos.cp
     cut = np.where(combos.sequence_parallel > 0, combos.tp, 1.0)
-    once = (tokens * scenario.model.hidden_size * width / cut)[combos.index]
-    if scenario.model.attn_res_block is None or candidates is None:
-        return np.asarray(once)
-    depths = zip(candidates.pp.tolist(), candidates.vpp.tolist(), strict=True)
-    return np.asarray(once * [states_sent(scenario.model, pp, vpp) for pp, vpp in depths])
+    return np.asarray((tokens * scenario.model.hidden_size * width / cut)[combos.index])
 
 
-@lru_cache(maxsize=1024)
-def states_sent(model: ModelSpec, pp: int, vpp: int) -> float:
-    """Returns how many hidden states a hop between chunks carries on average, evenly cut."""
-    schedule = "interleaved_1f1b" if vpp > 1 else "1f1b"
-    plan = ParallelPlan(pp=pp, vpp=vpp, schedule=schedule)
-    into = states_into_chunks(model, plan)[1:]
-    return sum(into) / len(into) if into else 1.0
+def states_sent(scenario: Scenario, candidates: Candidates) -> Array:
+    """Returns how many hidden states go from chunk c to c + 1, (chunks,), 0 from the last.
+
+    Args:
+        candidates: of one pp, vpp, schedule and layout.
+    """
+    chunks = int(candidates.pp[0] * candidates.vpp[0])
+    into: tuple[int, ...] = (1,) * chunks
+    if scenario.model.attn_res_block is not None:
+        into = states_into_chunks(scenario.model, candidates.plan(0))
+    return np.array([*into[1:], 0], float)
+
+
+def arrived_bytes(states: Array, nbytes: Array) -> Array:
+    """Returns the bytes of finished sums that come into each chunk and stay, (chunks, C).
+
+    The running sum is what its first layer keeps.
+
+    Args:
+        states: that each hop carries, (chunks,); nbytes: of one, (C,).
+    """
+    came = np.concatenate([[0.0], states[:-1] - 1])
+    return np.asarray(came[:, None] * nbytes)
 
 
 def send_seconds(
@@ -111,11 +114,13 @@ def send_seconds(
     candidates: Candidates,
     calibration: Calibration,
     nbytes: Array,
+    states: Array,
     stage_of: tuple[int, ...],
 ) -> tuple[Array, tuple[str, ...]]:
     """Returns the seconds of each hop from chunk c to c + 1, (chunks, C), and what it assumes.
 
     Args:
+        nbytes: of a hidden state, (C,); states: how many each hop carries, (chunks,).
         stage_of: the stage of each chunk; a hop on one stage takes no time.
     """
     gpus = scenario.cluster.node.domain_gpus
@@ -131,9 +136,13 @@ def send_seconds(
         if not here.any():
             continue
         group = GroupShape(size=np.array([2.0]), local=np.array([local]))
-        times = collective_seconds(
-            Collective.SEND_RECV, nbytes, group, scenario.cluster, calibration
-        )
-        notes.update(dict.fromkeys(times.assumptions))
-        out[:-1] += np.where(here, times.seconds * factor, 0.0)
+        for count in np.unique(states[:-1]):
+            mine = here & (states[:-1] == count)[:, None]
+            if not mine.any():
+                continue
+            times = collective_seconds(
+                Collective.SEND_RECV, count * nbytes, group, scenario.cluster, calibration
+            )
+            notes.update(dict.fromkeys(times.assumptions))
+            out[:-1] += np.where(mine, times.seconds * factor, 0.0)
     return out, tuple(notes)

@@ -53,6 +53,7 @@ MODELS: Final = {
     ),
     "k3": ModelSpec(
         name="k3",
+        norm_eps=1e-5,  # as K3 has it, and Kimi Linear: see docs/models.md
         attention=LATENT.model_copy(update={"rope": None, "output_gate": True}),
         linear_attention=KdaAttention(num_heads=4, head_dim=8, decay_lower_bound=-5),
         full_attention_layers=(2,),
@@ -66,6 +67,25 @@ MODELS: Final = {
             latent_size=16,
             first_dense_layers=1,
             balance="quantile",
+        ),
+        **COMMON,
+    ),
+    "kl": ModelSpec(
+        name="kl",
+        norm_eps=1e-5,
+        attention=LATENT.model_copy(update={"rope": None, "q_lora_rank": None}),
+        linear_attention=KdaAttention(num_heads=4, head_dim=8, output_gate_rank=6),
+        full_attention_layers=(3,),
+        mlp=Mlp(intermediate_size=48),
+        moe=Moe(
+            num_experts=8,
+            top_k=2,
+            num_shared_experts=1,
+            expert_intermediate_size=16,
+            first_dense_layers=1,
+            router="sigmoid_noaux_tc",
+            routed_scaling_factor=2.446,
+            bias_update_rate=1e-3,
         ),
         **COMMON,
     ),

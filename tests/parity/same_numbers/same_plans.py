@@ -28,7 +28,8 @@ class Row:
             mode alone but for the kinds of ALL_MODES; CI runs everything.
         plan: fields of ParallelPlan.
         model: "k2" (MLA, experts, shared expert, bias router), "k3" (delta attention and gated
-            MLA, latent experts, attention residuals, quantile balancing) or "llama" (GQA).
+            MLA, latent experts, attention residuals, quantile balancing), "kl" (Kimi Linear: delta
+            attention with free decays, MLA without positions, experts) or "llama" (GQA).
         optimizer: "adamw" or "muonclip".
         modes: out of "abc".
     """
@@ -52,12 +53,15 @@ class Row:
 
 ALL_MODES: Final = frozenset({"single", "dp"})
 V: Final = {"pp": 2, "vpp": 2}
+INTERLEAVED: Final = {"schedule": "interleaved_1f1b"}
+CP2: Final = {"cp": 2, "context_parallel": "all_gather"}
 DP2: Final = {"dp_shard": 2}
 FSDP: Final = {"dp_shard": 2, "data_parallel": "fsdp2"}
 ONE_RANK: Final = (
     Row("single", "single"),
     Row("single llama", "single", model="llama"),
     Row("single k3", "single k3", model="k3"),
+    Row("single kl", "single kl", model="kl"),
     Row("single k3 full recompute", "recompute", {"recompute": "full"}, "k3", modes="a"),
     Row("single k3 recompute", "recompute", {"recompute": "selective"}, "k3", modes="a"),
     Row("single muonclip", "muonclip", optimizer="muonclip"),
@@ -74,6 +78,13 @@ TWO_RANKS: Final = (
     Row("pp2 1f1b k3", "k3 pp", {"pp": 2}, "k3", modes="ab"),
     Row("pp2 zb_v k3", "k3 zb_v", V | {"schedule": "zb_v"}, "k3", modes="a"),
     Row("tp2 k3", "k3 tp", {"tp": 2}, "k3", modes="a"),
+    Row("pp2 interleaved k3", "k3 pp", V | INTERLEAVED, "k3", modes="a"),
+    Row("cp2 ring k3", "k3 cp", {"cp": 2}, "k3", modes="ab"),
+    Row("cp2 ulysses k3", "k3 cp", {"cp": 2, "context_parallel": "ulysses"}, "k3", modes="a"),
+    Row("cp2 ep2 muonclip k3", "k3 cp", {"cp": 2, "ep": 2}, "k3", "muonclip", "a"),
+    Row("dp2 ep2 kl", "kl ep", DP2 | {"ep": 2}, "kl", modes="ab"),
+    Row("pp2 zb_v kl", "kl pp", V | {"schedule": "zb_v"}, "kl", modes="a"),
+    Row("cp2 ring kl", "kl cp", {"cp": 2}, "kl", modes="ab"),
     Row("dp2 ep2 muonclip k3", "ep", DP2 | {"ep": 2}, "k3", "muonclip", "a"),
     Row("dp2 muonclip", "dp muonclip", DP2, optimizer="muonclip"),
     Row("dp2 zero1", "zero1", DP2 | {"zero_stage": 1}, modes="bc"),
@@ -173,6 +184,16 @@ FOUR_RANKS: Final = (
     ),
     Row("cp2 fsdp2 zero3", "cp fsdp2", FSDP | {"cp": 2, "zero_stage": 3}, modes="a"),
     Row("cp2 pp2 dualpipe_v", "cp pp", V | {"cp": 2, "schedule": "dualpipe_v"}, modes="a"),
+    Row("cp4 ring k3", "k3 cp", {"cp": 4}, "k3", modes="a"),
+    Row("tp2 cp2 all_gather k3", "k3 cp", CP2 | {"tp": 2}, "k3", modes="a"),
+    Row("pp2 cp2 interleaved k3", "k3 cp pp", V | CP2 | INTERLEAVED, "k3", modes="a"),
+    Row(
+        "pp2 fsdp2 zero3 interleaved k3",
+        "k3 pp zero3",
+        V | FSDP | INTERLEAVED | {"zero_stage": 3},
+        "k3",
+        modes="a",
+    ),
 )
 ROWS: Final = ONE_RANK + TWO_RANKS + FOUR_RANKS
 

@@ -76,7 +76,7 @@ def test_the_table_has_what_was_promised() -> None:
     rows = plans.ROWS
     assert len({r.name for r in rows}) == len(rows) >= 24
     assert {r.world_size for r in rows} == {1, 2, 4}
-    assert {r.model for r in rows} == {"k2", "k3", "llama"}
+    assert {r.model for r in rows} == {"k2", "k3", "kl", "llama"}
     assert {r.optimizer for r in rows} == {"adamw", "muonclip"}
     schedules = {r.plan.get("schedule", "1f1b") for r in rows if r.plan.get("pp", 1) > 1}
     assert schedules == {

@@ -121,9 +121,42 @@ def _kda_chunks(q: Tensor, v: Tensor, outputs: bool, state: bool = True) -> None
         _product(n, c, c, w)
 
 
+def _kda_summary(k: Tensor, v: Tensor, *rest: Any) -> None:
+    """Chunks whose state has a column more for each key: the product of the transitions."""
+    n, c, kk = _chunks(k), 16, k.shape[-1]
+    columns = v.shape[-1] + kk
+    for _ in range(2):
+        _product(n, c, kk, c)
+    for _ in range(6):
+        _product(n, c, c, c)
+    _product(n, c, kk, columns)
+    _product(n, c, c, columns)
+    _product(n, kk, c, columns)
+
+
+def _kda_state_gradient(grad: Tensor, q: Tensor, k: Tensor, *rest: Any) -> None:
+    n, c, kk, vv = _chunks(k), 16, k.shape[-1], grad.shape[-1]
+    for _ in range(2):
+        _product(n, c, kk, c)
+        _product(n, c, c, vv)  # from the results to the changes, and through the inverse
+        _product(n, kk, c, vv)  # into the state before: of the results and of the changes
+    for _ in range(6):
+        _product(n, c, c, c)
+    _product(n, c, kk, vv)  # from the state behind to the changes
+
+
+def _kda_carried(summaries: list[Tensor], own: list[int], back: bool) -> None:
+    batch, heads, k, width = summaries[0].shape
+    for _ in summaries[2:]:
+        _product(batch * heads, k, k, width - k)
+
+
 DECOMPOSED: dict[str, Callable[..., Any]] = {
     "kda": _kda,
     "kda_backward": _kda_backward,
+    "kda_summary": _kda_summary,
+    "kda_state_gradient": _kda_state_gradient,
+    "kda_carried": _kda_carried,
     "linear": linear_reference.linear,
     "attention": _causal_attention,
     "attention_backward": _causal_attention_backward,

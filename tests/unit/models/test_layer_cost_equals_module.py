@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from flopwright.executor.parallel.experts import _reorder
+from flopwright.executor.parallel.context import GroupContextParallel
+from flopwright.executor.parallel.experts import Clock, _reorder
+from flopwright.executor.parallel.groups import Group
 from flopwright.models.moe.dispatch import Dispatched
 from flopwright.models.transformer.cost import layer_cost
 from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
 from flopwright.ops import OpKind, Phase, ShardShape
+from flopwright.plan.parallel import ContextName
 from flopwright.spec.load import load_model
 from flopwright.spec.model import (
     GqaAttention,
@@ -113,6 +116,8 @@ SPECS = {
     ),
     "moe_groups": _spec(moe=_moe(num_groups=3, top_k_groups=2), attention=_gqa(rope=Rope())),
 }
+# Rows of linear attention that carry a state from rank to rank.
+_ACROSS = ("attention.summary", "attention.state_gradient", "attention.carried")
 Count = Callable[[Stage, Callable[[], Tensor]], tuple[int, Tensor]]
 
 
@@ -239,16 +244,63 @@ def test_expert_parallel_rank_at_k2_shapes(
     assert exchanged.sum() == 4 * 64 * 8 * 7168 * 2 * (ep - 1) / ep
 
 
+class _SameEverywhere(GroupContextParallel):
+    """Stands for the other ranks of a context group: each has what this one has."""
+
+    __slots__ = ()
+
+    def all_gather(self, x: Tensor, name: str) -> Tensor:
+        return x.repeat(self.size, 1)
+
+
+@pytest.mark.parametrize("kind", ["ring", "ulysses"])
+@pytest.mark.parametrize(
+    ("name", "layer", "dtype", "cp", "seq"),
+    [("kda", 0, "fp64", 2, 40), ("kda", 0, "bf16", 4, 64), ("kimi_k3", 1, "bf16", 8, 16384)],
+)
+def test_context_parallel_rank_of_linear_attention(
+    name: str, layer: int, dtype: str, cp: int, seq: int, kind: ContextName,
+    count_saved_bytes: Count, flop_counter: Any,
+) -> None:  # fmt: skip
+    real = name not in SPECS
+    spec, device = (load_model(name), "meta") if real else (SPECS[name], "cpu")
+    group = Group(tuple(range(cp)), cp - 1, None)
+    context = _SameEverywhere(group, cast(Clock, None), kind)
+    stage = build_stage(spec, [layer], context=context, dtype=DTYPES[dtype], device=device)
+    if not real:
+        init_weights_(stage, spec, 0)
+    shape = (_sums(spec, layer) * 2, seq // cp, spec.hidden_size)
+    x = torch.zeros(shape, dtype=DTYPES[dtype], device=device).requires_grad_()
+    cost = layer_cost(
+        spec,
+        layer,
+        ShardShape(micro_batch_size=2, seq_len=seq, cp=cp, ulysses=kind == "ulysses", dtype=dtype),
+    )
+    found, _ = count_saved_bytes(stage, lambda: stage(x))
+    found -= _standing(spec, layer, 2, seq // cp, dtype)
+    assert cost.lives.bytes.sum() == found
+    assert cost.ops.total_flops().item() == sum(_flops(flop_counter, lambda: stage(x)))
+    travels = {
+        n.removeprefix("self_attn."): b
+        for n, b in zip(cost.comms.name, cost.comms.bytes[:, 0], strict=True)
+    }
+    own, runs = spec.linear_attention, 1 if kind == "ulysses" else 2
+    assert own is not None
+    # Keys times values and keys times keys of every head and run, whatever the tokens.
+    state = 2 * own.head_dim**2 * own.num_heads * (8 if dtype == "fp64" else 4)
+    assert travels["state_context"] == 2 * runs * cp * state
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_tensor_and_context_parallel_ranks_share_the_work(name: str) -> None:
     spec = SPECS[name]
     for layer in range(-1, spec.num_layers + 1):
-        whole = layer_cost(spec, layer, _shape(2, 32, "bf16"))
+        whole = layer_cost(spec, layer, _shape(2, 64, "bf16"))
         for axis in ("tp", "cp"):
-            shape = ShardShape(micro_batch_size=2, seq_len=32, **{axis: 2})
+            shape = ShardShape(micro_batch_size=2, seq_len=64, **{axis: 2})
             part = layer_cost(spec, layer, shape)
-            # States cross ranks by a product that one rank alone does not make.
-            own = np.array(["transitions" not in n for n in part.ops.name])
+            # States cross ranks by passes that one rank alone does not make.
+            own = np.array([not n.endswith(_ACROSS) for n in part.ops.name])
             flops = (part.ops.flops * part.ops.count)[own].sum()
             assert flops * 2 == whole.ops.total_flops().item()
             assert (part.comms.count[[g == axis for g in part.comms.group]]).all()

@@ -36,6 +36,7 @@ from flopwright.models.slices import own_part
 from flopwright.models.transformer.cost import layer_cost
 from flopwright.models.transformer.module import Stage, build_stage, init_weights_, loss
 from flopwright.ops import Collective, Phase, ShardShape
+from flopwright.plan.hops import states_into_chunks, sums_held
 from flopwright.plan.lower import lower
 from flopwright.plan.mesh import Mesh
 from flopwright.plan.parallel import SELECTIVE_TAGS, ParallelPlan
@@ -44,7 +45,14 @@ from flopwright.plan.schedules.placement import chunks_of_stage
 from flopwright.plan.sharding import tensor_cuts
 from flopwright.simulator.training.layers import kind_of
 from flopwright.simulator.training.recompute import Policy, exchanged_again
-from flopwright.spec.model import GqaAttention, MlaAttention, Mlp, ModelSpec, Moe
+from flopwright.spec.model import (
+    GqaAttention,
+    KdaAttention,
+    MlaAttention,
+    Mlp,
+    ModelSpec,
+    Moe,
+)
 from flopwright.spec.parameters import parameters
 from flopwright.spec.workload import Optimizer, Precision
 
@@ -90,6 +98,17 @@ SPECS = {
     "qwen": spec_of(
         attention=GqaAttention(num_heads=4, num_kv_heads=4, head_dim=6, qk_norm=True), moe=MOE
     ),
+    "k3": spec_of(
+        num_layers=4,
+        attention=MLA.model_copy(update={"rope": None, "output_gate": True}),
+        linear_attention=KdaAttention(num_heads=8, head_dim=4, decay_lower_bound=-5),
+        full_attention_layers=(2,),
+        attn_res_block=2,
+        mlp=Mlp(kind="situ_glu", intermediate_size=32, gate_bound=4, up_bound=25),
+        moe=MOE.model_copy(
+            update={"latent_size": 12, "balance": "quantile", "sequence_balance_loss": 0.0}
+        ),
+    ),
 }
 PLANS: dict[int, dict[str, dict[str, Any]]] = {
     2: {
@@ -123,6 +142,15 @@ PLANS: dict[int, dict[str, dict[str, Any]]] = {
         "k2 cp2 core": {"cp": 2, "recompute": "selective", "recompute_tags": ("core_attn",)},
         "k2 cp2 full": {"cp": 2, "recompute": "full", "micro_batch_size": 2},
         "qwen cp2 ulysses": {"cp": 2, "context_parallel": "ulysses"},
+        "k3 cp2 ring": {"cp": 2, "micro_batch_size": 2},
+        "k3 cp2 all_gather fp32": {"cp": 2, "context_parallel": "all_gather"},
+        "k3 cp2 full": {"cp": 2, "recompute": "full"},
+        "k3 cp2 ulysses core": {
+            "cp": 2,
+            "context_parallel": "ulysses",
+            "recompute": "selective",
+            "recompute_tags": ("core_attn",),
+        },
     },
     4: {
         "k2 tp4": {"tp": 4},
@@ -142,6 +170,9 @@ PLANS: dict[int, dict[str, dict[str, Any]]] = {
         "k2 tp2 cp2 fused": {"tp": 2, "cp": 2, "ep": 2, "fused_loss": True},
         "llama tp2 dp2": {"tp": 2, "dp_shard": 2},
         "llama cp4 ring": {"cp": 4},
+        "k3 cp4 ring": {"cp": 4},
+        "k3 tp2 cp2 ulysses": {"tp": 2, "cp": 2, "context_parallel": "ulysses"},
+        "k3 cp2 pp2": {"cp": 2, "pp": 2, "vpp": 2, "schedule": "interleaved_1f1b"},
     },
 }
 
@@ -253,6 +284,8 @@ def runner_of(
             device=CPU,
             around=store,
             fused_loss=plan.fused_loss,
+            hidden_states=states_into_chunks(spec, plan),
+            sums_held=sums_held(spec, plan),
             hooks={
                 ActionKind.REDUCE_GRADIENTS: lambda a: reduce(a.chunk, a.microbatch, a.bucket),
                 ActionKind.OPTIMIZER_STEP: lambda _: data_parallel.finish_gradients(),
