@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+DATA_WORKER: Final = "flopwright.executor.data.worker"
 
 
 def _die(*_: Any, **__: Any) -> None:
@@ -79,14 +82,17 @@ def install() -> None:
     kind, rank, count, delay = os.environ.get("KILL", ":::").split(":")
     if not kind or os.environ.get("RANK") != rank or not os.environ.get("TORCHELASTIC_RUN_ID"):
         return
+    if (kind == "data_worker") != (DATA_WORKER in sys.orig_argv):
+        return
     if kind == "data":
         import flopwright.executor.data.prepare as prepare
 
         prepare.split_documents = _dying(prepare.split_documents, int(count))
     elif kind == "data_worker":
-        import flopwright.executor.data.worker as worker
+        from flopwright.executor.data.order import Ordered
 
-        worker.make_frame = _dying(worker.make_frame, int(count))
+        read = _dying(Ordered.rank_batch, int(count))
+        Ordered.rank_batch = read  # type: ignore[method-assign]
     elif kind == "rank":
         _in_training(int(count), float(delay))
     else:

@@ -112,7 +112,7 @@ def write_inputs(folder: Path) -> None:
         model = base.model.model_copy(update={"num_layers": layers, "vocab_size": VOCABULARY})
         scenario = base.model_copy(update={"workload": workload, "model": model})
         (folder / f"{name}.yaml").write_text(
-            dump_yaml(make_plan_file(scenario, ParallelPlan(), "x"))
+            dump_yaml(make_plan_file(scenario, ParallelPlan(micro_batch_size=BATCH), "x"))
         )
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 500)
 
