@@ -215,7 +215,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--pilot-steps", type=int, default=60)
     parser.add_argument("--explosion-steps", type=int, default=120)
     parser.add_argument("--explosion-rate", type=float, default=0.08)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1.5e-3, 3e-3, 6e-3])
+    parser.add_argument("--rates", type=float, nargs="+", default=[1.5e-3, 3e-3, 6e-3, 1.2e-2])
     parser.add_argument("--batch", type=int, nargs=2, default=[8, 256], metavar=("SEQS", "TOKENS"))
     parser.add_argument("--layers", type=int, help="of the model; default: kimi_k2_mini's")
     parser.add_argument("--text", type=Path, help="default: Python's standard library")
