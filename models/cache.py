@@ -1,7 +1,8 @@
 """What attention keeps of the tokens seen, so that a new token costs one token's work.
 
 GQA keeps rotated keys and values; under a sliding window the last `sliding_window` of them.
-MLA keeps the normalised latent and the shared rotated key, KDA a state of fixed size.
+MLA keeps the normalised latent and the shared rotated key (with an indexer its key too), KDA
+a state of fixed size.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ def make_cache(
     attn, place = spec.attention, torch.device(device)
     if isinstance(attn, MlaAttention):
         shapes: list[tuple[int, ...]] = [(attn.kv_lora_rank,), (attn.qk_rope_head_dim,)]
+        shapes += [(attn.indexer.head_dim,)] if attn.indexer is not None else []
     else:
         shapes = [(attn.num_kv_heads, attn.head_dim)] * 2
 

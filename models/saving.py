@@ -233,7 +233,7 @@ class Saver:
     def _pack(self, tensor: Tensor) -> Tensor | Cell:
         mine = self.inside
         place = -1 if mine is None else mine.next_place()
-        if isinstance(tensor, nn.Parameter):
+        if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
             return tensor
         keeper = self._find(tensor)
         if keeper is None and mine is not None:

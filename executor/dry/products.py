@@ -94,6 +94,50 @@ def _causal(q: Tensor, v: Tensor, window: int, widths: Callable[[int, int], int]
     return seq, qk, seq, batch * heads, 2 * pairs * widths(qk, v.shape[-1])
 
 
+def _chosen(queries: int, seq: int, top_k: int) -> int:
+    """Returns the pairs that queries of whole sequences choose, at most top_k each."""
+    w = min(seq, top_k)
+    return queries // seq * (w * (w + 1) // 2 + (seq - w) * w)
+
+
+def _select_keys(args: tuple[Any, ...]) -> _Shape:
+    q, k, _, _ = args
+    batch, seq, heads, width = q.shape
+    flops = batch * seq * (seq + 1) * heads * width
+    return batch * seq, width, k.shape[1], heads, flops
+
+
+def _over_chosen(args: tuple[Any, ...]) -> _Shape:
+    q, _, indices, v_width, _ = args
+    return _attended(q, indices, q.shape[-1] + v_width)
+
+
+def _over_chosen_backward(args: tuple[Any, ...]) -> _Shape:
+    _, q, _, indices, out, _, _ = args
+    return _attended(q, indices, 3 * q.shape[-1] + 2 * out.shape[-1])
+
+
+def _attended(q: Tensor, indices: Tensor, widths: int) -> _Shape:
+    batch, seq, heads, width = q.shape
+    pairs = _chosen(batch * seq, seq, indices.shape[-1])
+    return batch * seq, width, indices.shape[-1], heads, 2 * pairs * heads * widths
+
+
+def _index_loss(args: tuple[Any, ...]) -> _Shape:
+    index_q, _, _, q, _, _, indices, _ = args
+    batch, seq, heads, width = q.shape
+    top_k = seq if indices is None else indices.shape[-1]
+    own = 3 * index_q.shape[-1] * index_q.shape[-2]
+    flops = 2 * _chosen(batch * seq, seq, top_k) * (heads * width + own)
+    return batch * seq, width, top_k, heads, flops
+
+
+def _head_linear(args: tuple[Any, ...]) -> _Shape:
+    x, weight = args
+    heads, n, k = weight.shape
+    return _product(x.shape[0] * x.shape[1], k, n, heads)
+
+
 def _with_sinks(args: tuple[Any, ...]) -> _Shape:
     q, k, v, _, *rest = args
     return _attention((q, k, v, *rest))
@@ -165,6 +209,11 @@ _READERS: Final[dict[str, tuple[str, Callable[[tuple[Any, ...]], _Shape]]]] = {
     "flopwright::attention": ("attention", _attention),
     "flopwright::attention_backward": ("attention", _attention_backward),
     "flopwright::attention_with_sinks": ("attention", _with_sinks),
+    "flopwright::select_keys": ("attention", _select_keys),
+    "flopwright::selected_attention": ("attention", _over_chosen),
+    "flopwright::selected_attention_backward": ("attention", _over_chosen_backward),
+    "flopwright::index_loss": ("attention", _index_loss),
+    "flopwright::head_linear": ("gemm", _head_linear),
     "flopwright::kda": ("attention", _delta_rule),
     "flopwright::kda_backward": ("attention", _delta_rule_backward),
     "flopwright::kda_summary": ("attention", _summary),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from flopwright.errors import nearest_divisors
 from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.spec.model import GqaAttention, ModelSpec
+from flopwright.spec.model import GqaAttention, MlaAttention, ModelSpec
 
 Rule = tuple[str, bool, str, str]  # field, whether it is asked for, its value, what to do
 
@@ -38,10 +38,16 @@ def _tensor_rules(plan: ParallelPlan, model: ModelSpec) -> Iterable[Rule]:
     together = isinstance(attention, GqaAttention) and attention.qk_norm_whole
     value = f"{plan.tp}, with a norm over all heads"
     yield ("parallel.tp", plan.tp > 1 and together, value, "use 1: heads would be apart")
+    value, fix = f"{plan.tp}, with an indexer", "use 1: it learns from all heads together"
+    yield ("parallel.tp", plan.tp > 1 and _indexed(model), value, fix)
     apart = plan.tp > 1 and not plan.sequence_parallel and (normed or linear)
     fix = "use true: gradients of these norms are parts of a sum on each rank"
     value = f"false, with {'linear attention' if linear else 'normalised queries and keys'}"
     yield ("parallel.sequence_parallel", apart, value, fix)
+
+
+def _indexed(model: ModelSpec) -> bool:
+    return isinstance(model.attention, MlaAttention) and model.attention.indexer is not None
 
 
 def _cut_counts(model: ModelSpec) -> Iterable[tuple[int, str]]:
@@ -67,6 +73,8 @@ def _context_rules(plan: ParallelPlan, model: ModelSpec) -> Iterable[Rule]:
     window = attention.sliding_window if isinstance(attention, GqaAttention) else None
     sinks = isinstance(attention, GqaAttention) and attention.sinks
     yield ("parallel.cp", plan.cp > 1 and sinks, f"{plan.cp}, with attention sinks", "use 1")
+    value, fix = f"{plan.cp}, with an indexer", "use 1: it chooses among the whole sequence"
+    yield ("parallel.cp", plan.cp > 1 and _indexed(model), value, fix)
     fix = "use context_parallel ulysses: only it sees runs of neighbouring tokens"
     windowed = plan.cp > 1 and window is not None and not exchanged
     yield ("parallel.cp", windowed, f"{plan.cp}, with a sliding window", fix)

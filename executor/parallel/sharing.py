@@ -50,7 +50,7 @@ class Sharing:
         if chunk == 0:
             layers.insert(0, EMBEDDING_LAYER)
         if chunk == self.plan.num_chunks - 1:
-            layers.append(spec.num_layers)
+            layers += range(spec.num_layers, spec.num_layers + 1 + spec.mtp_layers)
         return build_stage(
             spec,
             layers,

@@ -15,9 +15,9 @@ from flopwright.spec.parameters import EMBEDDING_LAYER, ParamTensor, layer_param
 Axis = Literal["tp", "ep", "etp"]
 
 # Roles that tensor parallelism splits; norms, routers and MLA's latent down-projections
-# and those of gates, and the experts' latent width stay whole on every rank of the group.
+# and those of gates, indexers, and the experts' latent width stay whole on every rank.
 _TP_SPLIT_ROLES = frozenset({"embedding", "mlp", "shared_expert", "head", "attention", "channel"})
-_TP_WHOLE_NAMES = ("q_a_proj", "kv_a_proj_with_mqa", "f_a_proj", "g_a_proj")
+_TP_WHOLE_NAMES = ("q_a_proj", "kv_a_proj_with_mqa", "f_a_proj", "g_a_proj", ".indexer.")
 # Matrices whose inputs are cut; their biases are added once, after the sum.
 _CUT_ALONG_INPUTS = ("o_proj", "down_proj")
 

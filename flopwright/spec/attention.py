@@ -112,17 +112,36 @@ def _even_for_rope(name: str, width: int) -> None:
         raise ValueError(f"{name} ({width}) must be even for rope; nearest: {width + 1}")
 
 
+class Indexer(Spec):
+    """What chooses the positions that a query attends to (sparse attention of DeepSeek-V3.2).
+
+    A position s scores sum over heads of w_h relu(q_h . k_s) with a query; the top_k that score
+    most, of those up to the query's own, are attended to. Queries come from attention's latent
+    query, keys (one for all heads) and weights from the state.
+
+    Attributes:
+        loss_weight: of the divergence between its scores and what attention gives the chosen
+            positions, by which alone it learns; nothing else of the model feels that loss.
+    """
+
+    num_heads: Size
+    head_dim: Size
+    top_k: Size
+    loss_weight: PositiveFloat = 1.0
+
+
 class MlaAttention(Grown):
     """Multi-head latent attention: keys and values come from one low-rank latent.
 
     Attributes:
+        indexer: chooses the positions that a query attends to; None: all before it.
         rope: None leaves the "rotary" columns unturned: keys know no positions (Kimi Linear).
         output_gate: each value is multiplied by a sigmoid of the state (one full matrix)
             before the output projection (Kimi K3).
         latent_norm_eps: epsilon of the latents' norms; None: the model's norm_eps.
     """
 
-    later_fields = ("output_gate", "latent_norm_eps")
+    later_fields = ("output_gate", "latent_norm_eps", "indexer")
 
     kind: Literal["mla"] = "mla"
     num_heads: Size
@@ -134,6 +153,24 @@ class MlaAttention(Grown):
     rope: Rope | None = Rope()
     output_gate: bool = False
     latent_norm_eps: PositiveFloat | None = None
+    indexer: Indexer | None = None
+
+    @model_validator(mode="after")
+    def _index(self) -> Self:
+        index = self.indexer
+        if index is None:
+            return self
+        wrong = []
+        if self.q_lora_rank is None:
+            wrong.append("indexer goes with q_lora_rank: its queries come from that latent")
+        if index.head_dim < self.qk_rope_head_dim:
+            wrong.append(
+                f"indexer.head_dim ({index.head_dim}) must be at least qk_rope_head_dim "
+                f"({self.qk_rope_head_dim}), which its first columns turn by"
+            )
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:
@@ -149,8 +186,9 @@ class MlaAttention(Grown):
 
     @property
     def cache_values_per_token(self) -> int:
-        """Values cached a token and layer: the latent and the shared rotary key."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
+        """Values cached a token and layer: the latent, the shared rotary key, the index key."""
+        index = 0 if self.indexer is None else self.indexer.head_dim
+        return self.kv_lora_rank + self.qk_rope_head_dim + index
 
 
 class GqaAttention(Grown):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from flopwright.spec.model import KdaAttention, ModelSpec
+from flopwright.spec.model import KdaAttention, MlaAttention, ModelSpec
 from flopwright.spec.parameters import num_active_params
 
 Convention = Literal["causal_half", "full", "params_only"]
@@ -27,20 +27,26 @@ def attention_flops_per_token(
 
     Forward, full square: 2 * seq_len * heads * (qk width + v width); backward twice that.
     Under a sliding window w a token sees w - w^2 / (2 seq_len) positions, on average and
-    causally, where it would see seq_len / 2; both conventions shrink by that. Linear
-    attention counts the same in both (`linear_attention_flops_per_token`).
+    causally, where it would see seq_len / 2; both conventions shrink by that, and so they do
+    where an indexer chooses w positions. Its scores count forward alone, over all positions.
+    Linear attention counts the same in both (`linear_attention_flops_per_token`).
     """
     if convention == "params_only":
         return 0.0
     attn, seen, linear = spec.attention, 0.0, 0.0
+    index = attn.indexer if isinstance(attn, MlaAttention) else None
+    scores = 0.0
     for layer in range(spec.num_layers + spec.mtp_layers):
         own = spec.attention_of(layer)
         if isinstance(own, KdaAttention):
             linear += 3 * linear_attention_flops_per_token(own)
             continue
         w = min(spec.sliding_window(layer) or seq_len, seq_len)
+        if index is not None:
+            w = min(w, index.top_k)
+            scores += 2.0 * seq_len * index.num_heads * index.head_dim
         seen += 2 * w - w * w / seq_len
-    full = 3 * 2 * seen * attn.num_heads * (attn.qk_head_dim + attn.v_head_dim)
+    full = scores + 3 * 2 * seen * attn.num_heads * (attn.qk_head_dim + attn.v_head_dim)
     return (full / 2 if convention == "causal_half" else float(full)) + linear
 
 

@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from flopwright.spec.attention import Attention as Attention
 from flopwright.spec.attention import GqaAttention as GqaAttention
+from flopwright.spec.attention import Indexer as Indexer
 from flopwright.spec.attention import KdaAttention as KdaAttention
 from flopwright.spec.attention import LinearScaling as LinearScaling
 from flopwright.spec.attention import Llama3Scaling as Llama3Scaling
@@ -22,6 +23,7 @@ from flopwright.spec.attention import RopeScaling as RopeScaling
 from flopwright.spec.attention import Size as Size
 from flopwright.spec.attention import YarnScaling as YarnScaling
 from flopwright.spec.base import Grown
+from flopwright.spec.vision import VisionTower
 
 MAX_LAYERS: Final = 10_000
 
@@ -132,17 +134,21 @@ class ModelSpec(Grown):
             and the last one; norms inside attention are RMSNorm.
         positions: "rope" (inside attention) or "learned" (an added table of max_seq_len rows).
         mtp_layers: multi-token-prediction modules behind the last layer (DeepSeek-V3): each a
-            layer of the last layer's kind with two norms, a [2 hidden, hidden] projection and
-            one more use of the head. The simulator prices them; the executor refuses them.
+            layer of the last layer's kind with three norms, a [2 hidden, hidden] projection
+            and one more use of the head. The executor trains them where nothing is cut.
+        mtp_loss_weight: of the mean of their losses beside the model's own.
         linear_attention: what layers outside of full_attention_layers attend with.
         full_attention_layers: 0-based layers with `attention`; goes with linear_attention.
         attn_res_block: layers a block of attention residuals (Kimi K3): what a sub-layer reads
             is a learned mixture of the embedding, the sums of the blocks before and the
             running sum of its own, in place of the sum of everything before it.
+        vision: the tower that makes tokens of images. No number of the text model has it in:
+            `explain` and models/vision price it beside them, and nothing trains it.
     """
 
     later_fields = (
-        "norm", "mtp_layers", "linear_attention", "full_attention_layers", "attn_res_block",
+        "norm", "mtp_layers", "mtp_loss_weight", "linear_attention", "full_attention_layers",
+        "attn_res_block", "vision",
     )  # fmt: skip
 
     name: str = Field(min_length=1)
@@ -160,9 +166,11 @@ class ModelSpec(Grown):
     mlp: Mlp
     moe: Moe | None = None
     mtp_layers: int = Field(default=0, ge=0, le=16)
+    mtp_loss_weight: float = Field(default=0.3, ge=0)
     linear_attention: KdaAttention | None = None
     full_attention_layers: tuple[NonNegativeInt, ...] | None = None
     attn_res_block: Size | None = None
+    vision: VisionTower | None = None
 
     @model_validator(mode="after")
     def _layers(self) -> Self:
@@ -186,6 +194,8 @@ class ModelSpec(Grown):
             raise ValueError("mlp.kind clamped_glu is of routed experts alone, in every layer")
         if self.attn_res_block is not None and self.mtp_layers:
             raise ValueError("mtp_layers does not go with attn_res_block")
+        if self.positions == "learned" and self.mtp_layers:
+            raise ValueError("mtp_layers goes with rotary positions, not with a learned table")
         return self
 
     def is_moe_layer(self, layer: int) -> bool:

@@ -119,6 +119,14 @@ def _latent_attention(tensor: _Named, attn: MlaAttention, h: int) -> Iterator[Pa
     if attn.output_gate:
         yield tensor("g_proj.weight", v_out, h)
     yield tensor("o_proj.weight", h, v_out)
+    index = attn.indexer
+    if index is not None:  # named as in the releases of DeepSeek-V3.2
+        assert attn.q_lora_rank is not None
+        yield tensor("indexer.wq_b.weight", index.num_heads * index.head_dim, attn.q_lora_rank)
+        yield tensor("indexer.wk.weight", index.head_dim, h)
+        for leaf in ("weight", "bias"):
+            yield tensor(f"indexer.k_norm.{leaf}", index.head_dim, role="norm")
+        yield tensor("indexer.weights_proj.weight", index.num_heads, h)
 
 
 def _linear_attention(tensor: _Named, attn: KdaAttention, h: int) -> Iterator[ParamTensor]:
@@ -257,6 +265,8 @@ def layer_parameters(spec: ModelSpec, layer: int) -> Iterator[ParamTensor]:
     yield from _residual_mixture(spec, f"model.layers.{layer}.mlp_res", layer)
     yield from _norm(spec, f"model.layers.{layer}.post_attention_layernorm", layer)
     yield from _feed_forward(spec, layer)
+    if layer > spec.num_layers:
+        yield from _norm(spec, f"model.layers.{layer}.shared_head.norm", layer)
 
 
 def parameters(spec: ModelSpec) -> tuple[ParamTensor, ...]:

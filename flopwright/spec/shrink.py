@@ -83,6 +83,8 @@ def shrunk(
         "max_seq_len": seq_len,
     }
     scale = hidden_size / spec.hidden_size
+    if scale != 1:
+        data.pop("vision", None)  # a small text model, by itself
     data["mlp"]["intermediate_size"] = _width(spec.mlp.intermediate_size, scale)
     data["attention"] |= _attention(spec, size)
     _shorten(data["attention"], seq_len / spec.max_seq_len)
@@ -147,6 +149,12 @@ def _attention(spec: ModelSpec, size: _Size) -> dict[str, Any]:
             rank = getattr(attn, field)
             if rank is not None:
                 out[field] = _width(rank, scale)
+        if attn.indexer is not None:
+            index = attn.indexer
+            out["indexer"] = index.to_data() | {
+                "num_heads": _power_of_two(index.num_heads, math.sqrt(scale)),
+                "head_dim": max(out["qk_rope_head_dim"], _width(index.head_dim, narrower)),
+            }
         return {"num_heads": heads, **out}
     out = {
         "num_heads": heads,
@@ -190,6 +198,9 @@ def _shorten(attention: dict[str, Any], share: float) -> None:
         scaling["original_max_seq_len"] = max(1, original)
     if attention.get("sliding_window") is not None:
         attention["sliding_window"] = max(1, round(attention["sliding_window"] * share))
+    if attention.get("indexer") is not None:
+        index = attention["indexer"]
+        index["top_k"] = max(1, round(index["top_k"] * share))
 
 
 def _moe(moe: Moe, scale: float, size: _Size) -> dict[str, Any]:

@@ -21,12 +21,14 @@ def linear(
     tag: str = "",
     compute_dtype: str = "",
     bias: bool = False,
+    input_gradient: bool = True,
 ) -> None:
     """Adds the rows of y[rows, n] = x[rows, k] @ w[n, k]^T; 2 * rows * k * n FLOPs each.
 
     Args:
         compute_dtype: where the product runs wider than its inputs (a router in fp32).
         bias: adds the sum of the output's gradient over the rows.
+        input_gradient: False where nothing before it learns.
     """
     width = DTYPE_BYTES[dtype]
     m, kk, nn = (np.asarray(v, float) for v in (rows, k, n))
@@ -41,7 +43,8 @@ def linear(
         )  # fmt: skip
 
     row(Phase.FORWARD, (m, kk, nn), x + w, y)
-    row(Phase.BACKWARD_INPUT, (m, nn, kk), y + w, x)
+    if input_gradient:
+        row(Phase.BACKWARD_INPUT, (m, nn, kk), y + w, x)
     row(Phase.BACKWARD_WEIGHT, (nn, m, kk), y + x, w)
     if bias:
         memory_bound(

@@ -14,7 +14,8 @@ from flopwright.spec.model import MlaAttention
 TAG_UP = "mla_up"
 
 
-def _queries(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
+def queries(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
+    """Adds what makes the queries of all heads."""
     out = spec.num_heads * spec.qk_head_dim / local.tp
     rank, dtype, t, shard = spec.q_lora_rank, local.dtype, local.tokens, local.shard_tokens
     if rank is None:
@@ -32,27 +33,26 @@ def _queries(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -
     cost.saved("q", t * out * local.width, tag=TAG_UP)
 
 
-def _keys_values(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
-    heads, rank, dtype = spec.num_heads / local.tp, spec.kv_lora_rank, local.dtype
-    t, shard, latent = local.tokens, local.shard_tokens, rank + spec.qk_rope_head_dim
-    up = heads * (spec.qk_nope_head_dim + spec.v_head_dim)
+def latents(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
+    """Adds what makes the latent, normalised, and the rotary key before it is turned."""
+    rank, dtype, shard = spec.kv_lora_rank, local.dtype, local.shard_tokens
+    latent = rank + spec.qk_rope_head_dim
     linear(cost, "kv_a_proj_with_mqa", rows=shard, k=hidden, n=latent, dtype=dtype)
     cost.saved("kv_a_proj_with_mqa.out", shard * latent * local.width)
     norm(cost, "kv_a_layernorm", rows=shard, width=rank, dtype=dtype)
     gather(cost, "kv_a_layernorm", local, latent, again=False)
+
+
+def over_all(cost: CostBuilder, spec: MlaAttention, local: Local) -> None:
+    """Adds keys and values of all heads, and attention over them."""
+    heads, rank, dtype = spec.num_heads / local.tp, spec.kv_lora_rank, local.dtype
+    t, up = local.tokens, heads * (spec.qk_nope_head_dim + spec.v_head_dim)
     cost.saved("kv_a_layernorm.out", t * rank * local.width, tag="norm")
     linear(cost, "kv_b_proj", rows=t, k=rank, n=up, dtype=dtype, tag=TAG_UP)
     keys, values = t * heads * spec.qk_head_dim, t * heads * spec.v_head_dim
     rope(cost, "kv_rope", elements=keys + values, dtype=dtype, tag=TAG_UP)
     cost.saved("k", keys * local.width, tag=TAG_UP)
     cost.saved("v", values * local.width, tag=TAG_UP)
-
-
-def latent_attention(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
-    """Adds the rows of one MLA block; TensorLife group "mla_up" is q, k and v."""
-    _queries(cost, spec, hidden, local)
-    _keys_values(cost, spec, hidden, local)
-    heads, t = spec.num_heads / local.tp, local.tokens
     core_attention(
         cost,
         local,
@@ -61,6 +61,11 @@ def latent_attention(cost: CostBuilder, spec: MlaAttention, hidden: int, local: 
         qk_width=spec.qk_head_dim,
         v_width=spec.v_head_dim,
     )
+
+
+def output(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
+    """Adds the gate where there is one, the projection, and the sum of the branches' gradients."""
+    heads, t = spec.num_heads / local.tp, local.tokens
     if spec.output_gate:
         values = heads * spec.v_head_dim
         gather(cost, "g_proj", local, hidden)
@@ -74,3 +79,11 @@ def latent_attention(cost: CostBuilder, spec: MlaAttention, hidden: int, local: 
     branches = local.shard_tokens * hidden
     times = 2 if spec.output_gate else 1
     add(cost, "input_grad_sum", Phase.BACKWARD_INPUT, branches, local, times)
+
+
+def latent_attention(cost: CostBuilder, spec: MlaAttention, hidden: int, local: Local) -> None:
+    """Adds the rows of one MLA block; TensorLife group "mla_up" is q, k and v."""
+    queries(cost, spec, hidden, local)
+    latents(cost, spec, hidden, local)
+    over_all(cost, spec, local)
+    output(cost, spec, hidden, local)

@@ -19,7 +19,15 @@ Config = dict[str, Any]
 
 # Fields of a ModelSpec that no config.json has: what a model is called, and how it is trained.
 _NOT_IN_CONFIGS: Final = frozenset(
-    {"name", "source", "moe.balance", "moe.bias_update_rate", "moe.sequence_balance_loss"}
+    {
+        "name",
+        "source",
+        "mtp_loss_weight",
+        "attention.indexer.loss_weight",
+        "moe.balance",
+        "moe.bias_update_rate",
+        "moe.sequence_balance_loss",
+    }
 )
 
 
@@ -139,6 +147,19 @@ def _deepseek(spec: ModelSpec) -> Config:
     }
 
 
+def _deepseek_v32(spec: ModelSpec) -> Config:
+    config, attn = _deepseek(spec), spec.attention
+    index = attn.indexer if isinstance(attn, MlaAttention) else None
+    if index is None:
+        raise _wrong(spec, "attention.indexer", "none", "an indexer in every layer")
+    return {
+        **config,
+        "index_head_dim": index.head_dim,
+        "index_n_heads": index.num_heads,
+        "index_topk": index.top_k,
+    }
+
+
 def _kimi(spec: ModelSpec) -> Config:
     _moe(spec)
     attn = spec.attention
@@ -183,6 +204,7 @@ def _gpt2(spec: ModelSpec) -> Config:
 
 _WRITERS: Final[dict[str, Callable[[ModelSpec], Config]]] = {
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek_v32,
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

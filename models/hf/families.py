@@ -237,6 +237,24 @@ def _deepseek(fields: Fields) -> Data:
     return data
 
 
+def _deepseek_v32(fields: Fields) -> Data:
+    """Reads DeepSeek-V3 with an indexer in every layer's attention."""
+    data = _deepseek(fields)
+    data["attention"]["indexer"] = {
+        "num_heads": fields.integer("index_n_heads"),
+        "head_dim": fields.integer("index_head_dim"),
+        "top_k": fields.integer("index_topk"),
+    }
+    layers = data["num_layers"]
+    # transformers 5 writes the kinds of its layers.
+    fields.only("layer_types", ["indexed_attention"] * layers, why="every layer has an indexer")
+    dense = min(data["moe"]["first_dense_layers"], layers)
+    kinds = ["dense"] * dense + ["sparse"] * (layers - dense)
+    fields.only("mlp_layer_types", kinds, why="must be first_k_dense_replace dense layers first")
+    fields.only("mlp_bias", False, why="feed-forward blocks of this family have no biases")
+    return data
+
+
 def _gpt2(fields: Fields) -> Data:
     hidden, heads = fields.integer("n_embd"), fields.integer("n_head")
     positions = fields.integer("n_positions")
@@ -286,6 +304,7 @@ _DEEPSEEK: Final = Family("deepseek_v3", ("DeepseekV3ForCausalLM",), _deepseek)
 FAMILIES: Final[dict[str, Family]] = {
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
+    "deepseek_v32": Family("deepseek_v32", ("DeepseekV32ForCausalLM",), _deepseek_v32),
     "llama": Family("llama", ("LlamaForCausalLM", "LLaMAForCausalLM"), _llama),
     "qwen2": Family("qwen2", ("Qwen2ForCausalLM",), _qwen2),
     "qwen3": Family("qwen3", ("Qwen3ForCausalLM",), _qwen3),

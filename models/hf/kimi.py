@@ -1,6 +1,6 @@
 """What the config.json of Kimi Linear and Kimi K3 say, in and out.
 
-Kimi K3's text model stands in a `text_config` beside a vision tower, which is left out.
+Kimi K3's text model stands in a `text_config` beside a vision tower.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ Data = dict[str, Any]
 Config = dict[str, Any]
 # Norms of latents in this family have an epsilon of their own in its code.
 LATENT_NORM_EPS: Final = 1e-6
+# Of a vision tower, what adds no weight and no product.
+_TOWER_HARMLESS: Final = (
+    "_attn_implementation", "activation_func", "init_pos_emb_time", "merge_type", "model_type",
+    "max_pos_emb_height", "max_pos_emb_width", "pos_emb_interpolation_mode", "pos_emb_type",
+    "projector_hidden_act", "projector_ln_eps", "rope_theta", "video_attn_type",
+)  # fmt: skip
 _TRANSFORMERS: Final = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
 
 
@@ -48,11 +54,8 @@ def read_kimi_k3(fields: Fields, harmless: Iterable[str]) -> Data:
         harmless: fields of it that change neither its shape nor its function.
     """
     text = fields.section("text_config")
-    fields.harmless(
-        ("vision_config", "media_placeholder_token_id", "ignore_index", "tie_word_embeddings")
-    )
-    if fields.has("vision_config"):
-        fields.notes.append("without its vision tower")
+    fields.harmless(("media_placeholder_token_id", "ignore_index", "tie_word_embeddings"))
+    tower = fields.section("vision_config")
     if text is None:
         fields.refuse("text_config", "a required field is missing")
         return {}
@@ -61,6 +64,39 @@ def read_kimi_k3(fields: Fields, harmless: Iterable[str]) -> Data:
     data["moe"] = {**data["moe"], "balance": "quantile"}
     data["attention"].pop("latent_norm_eps")
     text.close()
+    if tower is not None:
+        data["vision"] = _tower(tower, data["hidden_size"])
+    return data
+
+
+def _tower(fields: Fields, text_hidden: int) -> Data:
+    """Returns what a vision_config says, but for how positions are made between patches."""
+    merge = fields.raw("merge_kernel_size") or [2, 2]
+    if merge not in ([2, 2], 2) and not (isinstance(merge, list) and len(set(merge)) == 1):
+        fields.refuse("merge_kernel_size", "must be as many patches in both directions")
+        merge = [2, 2]
+    rows = fields.integer("init_pos_emb_height", 64)
+    fields.only("init_pos_emb_width", rows, why="the table of positions is a square")
+    hidden = fields.integer("vt_hidden_size")
+    fields.only("mm_hidden_size", hidden, why="the projector reads the tower's own width")
+    fields.only("text_hidden_size", text_hidden, why="the projector ends in the text's width")
+    fields.only("norm_type", "rmsnorm", why="norms of this family's tower have one weight")
+    fields.only("mlp_type", "mlp2", why="its feed-forward block has two matrices")
+    fields.only("mm_projector_type", "patchmergerv2", why="its projector has two matrices")
+    for name in ("attn_bias", "linear_bias", "patch_embed_proj_bias"):
+        fields.only(name, False, why="this family's tower has no biases")
+    data = {
+        "num_layers": fields.integer("vt_num_hidden_layers"),
+        "hidden_size": hidden,
+        "num_heads": fields.integer("vt_num_attention_heads"),
+        "qkv_size": fields.integer("qkv_hidden_size", hidden),
+        "intermediate_size": fields.integer("vt_intermediate_size"),
+        "patch_size": fields.integer("patch_size", 14),
+        "position_table": rows,
+        "merge": merge if isinstance(merge, int) else merge[0],
+    }
+    fields.harmless(_TOWER_HARMLESS)
+    fields.close()
     return data
 
 
@@ -270,6 +306,22 @@ def _moe_config(moe: Moe) -> Config:
 
 
 def write_kimi_k3(spec: ModelSpec) -> Config:
-    """Returns the config of a Kimi K3 without its vision tower."""
+    """Returns the config of a Kimi K3, its vision tower beside the text model."""
     text = {"model_type": "kimi_linear", **write_kimi_linear(spec)}
-    return {"text_config": text, "tie_word_embeddings": spec.tied_embeddings}
+    config: Config = {"text_config": text, "tie_word_embeddings": spec.tied_embeddings}
+    tower = spec.vision
+    if tower is not None:
+        config["vision_config"] = {
+            "init_pos_emb_height": tower.position_table,
+            "init_pos_emb_width": tower.position_table,
+            "merge_kernel_size": [tower.merge, tower.merge],
+            "mm_hidden_size": tower.hidden_size,
+            "patch_size": tower.patch_size,
+            "qkv_hidden_size": tower.qkv_size,
+            "text_hidden_size": spec.hidden_size,
+            "vt_hidden_size": tower.hidden_size,
+            "vt_intermediate_size": tower.intermediate_size,
+            "vt_num_attention_heads": tower.num_heads,
+            "vt_num_hidden_layers": tower.num_layers,
+        }
+    return config

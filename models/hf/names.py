@@ -73,6 +73,7 @@ class _Experts:
 _PLAIN: Final = _Experts("mlp", "gate_proj", "up_proj", "down_proj")
 _LAYOUTS: Final[dict[str, _Experts]] = {
     "deepseek_v3": _PLAIN,
+    "deepseek_v32": _PLAIN,
     "llama": _PLAIN,
     "qwen2": _PLAIN,
     "qwen3": _PLAIN,

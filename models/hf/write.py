@@ -137,7 +137,8 @@ def write_checkpoint(
                 nearest_fix="name a new folder",
             )
         )
-    config = hf_config(spec)
+    # What is written is the text model: a tower of images is trained and saved by others.
+    config = hf_config(spec.model_copy(update={"vision": None}))
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flopwright.kernels.relu2.op import relu2
 from flopwright.models.gates import gated
 from flopwright.models.parallel import TensorParallel, WholeMatrices
-from flopwright.models.projection.module import Projection, RowProjection
+from flopwright.models.projection.module import Projection, RowProjection, columns
 from flopwright.models.saving import narrow, region
 from flopwright.spec.model import Mlp
 
@@ -62,7 +62,7 @@ class FeedForward(nn.Module):
         return out
 
     def _raised(self, x: Tensor, *projections: Projection) -> tuple[Tensor, ...]:
-        return self.tensor.columns(x, [p.matrix for p in projections], f"{self.name}.up")
+        return columns(self.tensor, x, projections, f"{self.name}.up")
 
 
 def _gelu(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from flopwright.models.moe.dispatch import Dispatched, Dispatcher, LocalDispatch
 from flopwright.models.moe.router import Router
 from flopwright.models.norm.module import RmsNorm
 from flopwright.models.parallel import ContextParallel, TensorParallel
-from flopwright.models.projection.module import Projection
+from flopwright.models.projection.module import Adapter, Projection
 from flopwright.models.saving import drops, narrow, region, remembered, running_again
 from flopwright.spec.model import Mlp, ModelSpec
 
@@ -33,8 +33,11 @@ class Experts(nn.Module):
     """The routed experts that live on this rank, stacked along dimension 0.
 
     `first_expert` is the global number of the first one, `width` this rank's part of the
-    inner width, `activation` its kind and bounds.
+    inner width, `activation` its kind and bounds. Adapters are stacked like the weights.
     """
+
+    gate_up_adapter: Adapter | None
+    down_adapter: Adapter | None
 
     def __init__(
         self,
@@ -62,6 +65,8 @@ class Experts(nn.Module):
             torch.empty(local, hidden, width, dtype=dtype, device=device)
         )
         self.gate_up_proj_bias, self.down_proj_bias = biases(2 * width), biases(hidden)
+        self.register_module("gate_up_adapter", None)
+        self.register_module("down_adapter", None)
 
     def forward(
         self, rows: Tensor, counts: Tensor, part: Literal["all", "inner", "down"] = "all"
@@ -72,11 +77,12 @@ class Experts(nn.Module):
             part: "inner" ends with the activation [N, width], "down" begins with it.
         """
         if part != "down":
-            gate_up = grouped_gemm(narrow(rows), self.gate_up_proj, counts)
+            gate_up = _product(narrow(rows), self.gate_up_proj, self.gate_up_adapter, counts)
             rows = self._activated(_plus(gate_up, self.gate_up_proj_bias, counts))
         if part == "inner":
             return rows
-        return _plus(grouped_gemm(rows, self.down_proj, counts), self.down_proj_bias, counts)
+        down = _product(rows, self.down_proj, self.down_adapter, counts)
+        return _plus(down, self.down_proj_bias, counts)
 
     def _activated(self, gate_up: Tensor) -> Tensor:
         limit = self.activation.limit
@@ -84,6 +90,15 @@ class Experts(nn.Module):
             return gated_packed(ACTIVATION, gate_up, self.activation.bounds)
         clamped: Tensor = region(ACTIVATION, clamped_glu_packed, narrow(gate_up), limit)
         return clamped
+
+
+def _product(rows: Tensor, weight: Tensor, adapter: Adapter | None, counts: Tensor) -> Tensor:
+    """Returns each expert's rows times its matrix, and what its adapter adds."""
+    out: Tensor = grouped_gemm(rows, weight, counts)
+    if adapter is None:
+        return out
+    low = grouped_gemm(rows, adapter.down, counts) * adapter.scale
+    return out + grouped_gemm(low, adapter.up, counts)
 
 
 def _plus(rows: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:

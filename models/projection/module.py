@@ -1,6 +1,8 @@
-"""A projection: a weight, perhaps a bias, and the linear op."""
+"""A projection: a weight, perhaps a bias, and the linear op; beside it perhaps an adapter."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +11,37 @@ from flopwright.kernels.linear.op import linear
 from flopwright.models.parallel import Matrix, TensorParallel
 
 
+class Adapter(nn.Module):
+    """A low-rank change of a matrix (arXiv 2106.09685): scale * up @ down, [out, r] and [r, in].
+
+    `up` begins at 0, so that at first it changes nothing. See models/lora.
+    """
+
+    def __init__(self, like: Tensor, rank: int, scale: float) -> None:
+        super().__init__()
+        *stack, width_out, width_in = like.shape
+        self.scale = scale
+        self.down = nn.Parameter(like.new_empty(*stack, rank, width_in))
+        self.up = nn.Parameter(like.new_zeros(*stack, width_out, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns what it adds to the product with x [..., in]."""
+        added: Tensor = linear(linear(x, self.down) * self.scale, self.up)
+        return added
+
+    def change(self) -> Tensor:
+        """Returns what it adds to the matrix, or to each of a stack."""
+        return (self.up @ self.down) * self.scale
+
+
 class Projection(nn.Module):
-    """y = x @ weight^T (+ bias); weights are left unset until `init_weights_`."""
+    """y = x @ weight^T (+ bias); weights are left unset until `init_weights_`.
+
+    Attributes:
+        adapter: added to it where the model is adapted.
+    """
+
+    adapter: Adapter | None
 
     def __init__(
         self,
@@ -26,16 +57,32 @@ class Projection(nn.Module):
         self.bias = (
             nn.Parameter(torch.empty(width_out, dtype=dtype, device=device)) if bias else None
         )
+        self.register_module("adapter", None)
 
     @property
     def matrix(self) -> Matrix:
         """Weight and bias, for products that several projections share an input of."""
         return self.weight, self.bias
 
+    def whole(self) -> Tensor:
+        """Returns the weight with its adapter in it, for who multiplies with it otherwise."""
+        return self.weight if self.adapter is None else self.weight + self.adapter.change()
+
+    def adapted(self, x: Tensor, y: Tensor) -> Tensor:
+        """Returns a product y with x, and what the adapter adds to it."""
+        return y if self.adapter is None else y + self.adapter(x)
+
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., width_out]."""
-        y: Tensor = linear(x, self.weight, self.bias)
-        return y
+        return self.adapted(x, linear(x, self.weight, self.bias))
+
+
+def columns(
+    tensor: TensorParallel, x: Tensor, projections: Sequence[Projection], name: str
+) -> tuple[Tensor, ...]:
+    """Returns `TensorParallel.columns` of several projections of one input."""
+    products = tensor.columns(x, [p.matrix for p in projections], name)
+    return tuple(p.adapted(x, y) for p, y in zip(projections, products, strict=True))
 
 
 class ColumnProjection(Projection):
@@ -56,7 +103,7 @@ class ColumnProjection(Projection):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns this rank's columns of all tokens' results."""
-        (y,) = self.tensor.columns(x, [self.matrix], self.name)
+        (y,) = columns(self.tensor, x, [self], self.name)
         return y
 
 

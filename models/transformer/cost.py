@@ -7,16 +7,17 @@ that its ops save for the backward pass, parameters excluded, each once.
 
 from __future__ import annotations
 
+from flopwright.models.attention_dsa.cost import sparse_latent_attention
 from flopwright.models.attention_gqa.cost import grouped_query_attention
 from flopwright.models.attention_kda.cost import delta_attention
 from flopwright.models.attention_mla.cost import latent_attention
 from flopwright.models.attn_res.cost import residual_mixture
 from flopwright.models.embedding.cost import embeddings
-from flopwright.models.head.cost import HEAD_AGAIN, head
+from flopwright.models.head.cost import head
 from flopwright.models.local import Local, add
 from flopwright.models.mlp.cost import feed_forward
 from flopwright.models.moe.cost import mixture_of_experts
-from flopwright.models.mtp.cost import prediction_inputs
+from flopwright.models.mtp.cost import prediction_head, prediction_inputs
 from flopwright.models.norm.cost import norm
 from flopwright.ops import BlockCost, CostBuilder, Phase, ShardShape
 from flopwright.spec.model import KdaAttention, MlaAttention, ModelSpec
@@ -35,7 +36,9 @@ def _attention_half(
     norm(cost, "input_layernorm", rows=shard, width=hidden, dtype=local.dtype, kind=spec.norm)
     cost.saved("input_layernorm.out", state, tag="norm")
     block, attn = CostBuilder(), spec.attention_of(layer)
-    if isinstance(attn, MlaAttention):
+    if isinstance(attn, MlaAttention) and attn.indexer is not None:
+        sparse_latent_attention(block, attn, hidden, local)
+    elif isinstance(attn, MlaAttention):
         latent_attention(block, attn, hidden, local)
     elif isinstance(attn, KdaAttention):
         delta_attention(block, attn, hidden, local)
@@ -94,12 +97,11 @@ def layer_cost(
     elif layer == spec.num_layers:
         head(cost, spec, local)
     else:
-        if layer > spec.num_layers:
-            prediction_inputs(cost, spec, local)
+        offset = layer - spec.num_layers
+        if offset > 0:
+            prediction_inputs(cost, spec, local, offset)
         _attention_half(cost, spec, layer, local, num_candidates)
         _feed_forward_half(cost, spec, layer, local, num_candidates)
-        if layer > spec.num_layers:
-            again = CostBuilder()
-            head(again, spec, local)
-            cost.extend(again.build(num_candidates), HEAD_AGAIN)
+        if offset > 0:
+            prediction_head(cost, spec, local, offset, num_candidates)
     return cost.build(num_candidates)

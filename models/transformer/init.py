@@ -37,7 +37,8 @@ def weight_std(spec: ModelSpec, name: str) -> float:
     return std
 
 
-def _generator(seed: int, name: str, expert: int | None) -> torch.Generator:
+def seeded_generator(seed: int, name: str, expert: int | None) -> torch.Generator:
+    """Returns the generator of a tensor's first values: its own, whatever the partition."""
     text = f"{seed}/{name}" + ("" if expert is None else f"/{expert}")
     digest = hashlib.sha256(text.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -63,7 +64,7 @@ def decay_values(
     """
     assert spec.linear_attention is not None
     bound = spec.linear_attention.decay_lower_bound
-    uniform = torch.rand(shape, generator=_generator(seed, name, None))
+    uniform = torch.rand(shape, generator=seeded_generator(seed, name, None))
     if leaf == "A_log":
         if bound is not None:
             return torch.zeros(shape)
@@ -93,14 +94,14 @@ class _Draw:
             cuts = () if whole is None else tensor_cuts(whole)[1:]
             shape = tuple(p.shape[1:]) if whole is None else whole.shape[1:]
             for i in range(p.shape[0]):
-                generator = _generator(self.seed, name, self.first[name] + i)
+                generator = seeded_generator(self.seed, name, self.first[name] + i)
                 drawn = _drawn(shape, std, generator).unsqueeze(0)
                 p[i].copy_(own_part(drawn, cuts, self.places).squeeze(0))
             return
         tied = name == "lm_head.weight" and self.spec.tied_embeddings
         source = "model.embed_tokens.weight" if tied else name
         shape = tuple(p.shape) if whole is None else whole.shape
-        drawn = _drawn(shape, std, _generator(self.seed, source, None))
+        drawn = _drawn(shape, std, seeded_generator(self.seed, source, None))
         p.copy_(drawn if whole is None else own_part(drawn, tensor_cuts(whole), self.places))
 
 

@@ -116,6 +116,10 @@ def _unknown_blocks(model: ModelSpec) -> Iterator[Violation]:
         ("attn_res_block", model.attn_res_block is not None),
         ("attention.rope", latent and attention.rope is None),
         ("attention.output_gate", isinstance(attention, MlaAttention) and attention.output_gate),
+        (
+            "attention.indexer",
+            isinstance(attention, MlaAttention) and attention.indexer is not None,
+        ),
         ("mlp.kind", model.mlp.kind in {"situ_glu", "relu2", "clamped_glu"}),
         (
             "attention.qk_norm_whole",

@@ -34,6 +34,7 @@ def model_flags(model: ModelSpec) -> Iterator[Flag]:
     yield from _attention_flags(model)
     if model.mtp_layers:
         yield "--mtp-num-layers", str(model.mtp_layers)
+        yield "--mtp-loss-scaling-factor", str(model.mtp_loss_weight)
     if model.moe is not None:
         yield from _moe_flags(model, model.moe)
 

@@ -81,6 +81,8 @@ def adapter_counts(
             continue
         if not wanted or not param.is_matrix or param.role == "router":
             continue
+        if ".indexer." in param.name:
+            continue
         if param.role == "expert":
             experts, n, k = param.shape
             expert += rank * (n + k) * np.ceil(experts / ep)

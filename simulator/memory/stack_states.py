@@ -218,6 +218,10 @@ def _one_of_each_shape(scenario: Scenario, plan: ParallelPlan) -> float:
         latent = attention.kv_lora_rank + attention.qk_rope_head_dim
         total = query + hidden * latent * tp + attention.kv_lora_rank * heads * up
         total += heads * attention.v_head_dim * hidden
+        if attention.indexer is not None:
+            index = attention.indexer
+            inner = index.num_heads * index.head_dim
+            total += tp * (rank * inner + hidden * (index.head_dim + index.num_heads))
     else:
         total = hidden * attention.head_dim * 2 * (heads + attention.num_kv_heads)
     gate = 2 if model.mlp.gated else 1

@@ -1,8 +1,8 @@
 """Low-rank adapters (arXiv 2106.09685): the model's own weights are read, never trained.
 
 A matrix of the layers (`Workload.lora_targets`; never the router) has an adapter of rank r: two
-small products beside it, forward and for both gradients, and one sum of two outputs. The frozen
-product makes no weight gradient.
+small products beside it, forward and for both gradients, and one sum of two outputs; the rows
+between them are kept. The frozen product makes no weight gradient.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from flopwright.models.head.cost import HEAD_AGAIN
 from flopwright.ops import Array, BlockCost, CostBuilder, OpKind, OpTable, Phase
 from flopwright.simulator.memory.parameters import ParamCounts, adapter_counts
 from flopwright.simulator.training.layers import is_transformer_layer
-from flopwright.simulator.training.tables import with_rows
+from flopwright.simulator.training.tables import with_lives, with_rows
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.model import ModelSpec
 from flopwright.spec.workload import LoraTargets
 
 _PRODUCTS = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
+_NEVER = ("mlp.gate",)  # routers, in whatever format they compute
 
 
 def with_adapters(
@@ -40,7 +41,7 @@ def with_adapters(
                 _adapter(more, ops, row, rank, dtype)
     frozen = (ops.phase == Phase.BACKWARD_WEIGHT)[:, None]
     trained = replace(ops, count=np.where(frozen, 0.0, ops.count))
-    return replace(cost, ops=with_rows(trained, more))
+    return replace(cost, ops=with_rows(trained, more), lives=with_lives(cost.lives, more))
 
 
 def trained_counts(
@@ -63,6 +64,7 @@ def _has_adapter(ops: OpTable, row: int, dtype: str, targets: LoraTargets) -> bo
     name = ops.name[row]
     forward = Phase(ops.phase[row]) is Phase.FORWARD and OpKind(ops.kind[row]) in _PRODUCTS
     own = not name.startswith(HEAD_AGAIN) and ops.kernel[row] != "unfused"
+    own = own and not name.endswith(_NEVER) and ".indexer." not in name
     wanted = targets == "all" or name.startswith("self_attn.")
     if targets == "qkv":
         wanted = wanted and not name.endswith("o_proj")
@@ -84,6 +86,8 @@ def _adapter(more: CostBuilder, ops: OpTable, row: int, rank: int, dtype: str) -
         )  # fmt: skip
 
     r = np.full_like(m, float(rank))
+    # The rows between its two matrices are kept for the second's gradient.
+    more.saved(name, m * r * groups * width * ops.count[row], tag=ops.tag[row])
     product(Phase.FORWARD, m, k, r)
     product(Phase.FORWARD, m, r, n)
     product(Phase.BACKWARD_INPUT, m, n, r)

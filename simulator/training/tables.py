@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from flopwright.ops import CostBuilder, OpTable
+from flopwright.ops import CostBuilder, OpTable, TensorLife
 
 _NAMES = ("name", "tag", "kernel", "dtype")
+_LIFE_NAMES, _LIFE_ARRAYS = ("name", "cls", "tag"), ("fp8", "bytes")
 _ARRAYS = (
     "kind",
     "phase",
@@ -31,3 +32,13 @@ def with_rows(ops: OpTable, more: CostBuilder) -> OpTable:
     columns: dict[str, Any] = {n: (*getattr(ops, n), *getattr(extra, n)) for n in _NAMES}
     columns |= {n: np.concatenate([getattr(ops, n), getattr(extra, n)]) for n in _ARRAYS}
     return OpTable(**columns)
+
+
+def with_lives(lives: TensorLife, more: CostBuilder) -> TensorLife:
+    """Returns a table with the kept tensors of a builder behind it."""
+    extra = more.build(lives.bytes.shape[1]).lives
+    if not len(extra):
+        return lives
+    columns: dict[str, Any] = {n: (*getattr(lives, n), *getattr(extra, n)) for n in _LIFE_NAMES}
+    columns |= {n: np.concatenate([getattr(lives, n), getattr(extra, n)]) for n in _LIFE_ARRAYS}
+    return TensorLife(**columns)

@@ -63,11 +63,16 @@ KIMI = COMMON | {
     "layer_types": [*["linear_attention"] * 3, "full_attention"],
 }  # fmt: skip
 
+INDEXED = MLA | {"index_topk": 7, "index_n_heads": 16, "index_head_dim": 16}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", MLA),
     "deepseek_v3_groups": ("DeepseekV3", MLA | {"n_group": 4, "topk_group": 2}),
     "deepseek_v3_no_q_lora": ("DeepseekV3", MLA | {"q_lora_rank": None}),
     "deepseek_v3_yarn": ("DeepseekV3", MLA | {"rope_parameters": YARN}),
+    "deepseek_v32": ("DeepseekV32", INDEXED),
+    "deepseek_v32_yarn": ("DeepseekV32", INDEXED | {"rope_parameters": YARN}),
+    "deepseek_v32_short": ("DeepseekV32", INDEXED | {"index_topk": 64}),
     "glm4_moe": ("Glm4Moe", GLM | {"use_qk_norm": True}),
     "glm4_moe_plain": ("Glm4Moe", GLM | {"attention_bias": True}),
     "minimax_m2": (

@@ -45,24 +45,33 @@ def seen_tokens(window: int | None, attempts: Array, context: Array) -> Array:
     return context if window is None else np.minimum(context, attempts * float(window))
 
 
+def _most_seen(group: ServedLayers) -> int | None:
+    """Returns how many positions a query attends to at most: its window, or what is chosen."""
+    attn = group.attention
+    index = attn.indexer if isinstance(attn, MlaAttention) else None
+    return group.window if index is None else index.top_k
+
+
 def decode_seconds(on: Served, group: ServedLayers, loads: Load) -> Array:
     """Returns the seconds of one layer's attention of decoding sequences over their caches.
 
     floor + row_s * sequences * cached heads + max(cache bytes / bandwidth, FLOPs / rate), of
-    the heads of one tp rank. Nothing where none decodes; recurrent layers have no cache.
+    the heads of one tp rank. An indexer reads a key of every position, and attention then only
+    what it chose. Nothing where none decodes; recurrent layers have no cache.
     """
     attn, tp, gpu = group.attention, on.shape.tp, on.cluster.node.gpu
     if isinstance(attn, KdaAttention):
         return np.zeros(loads.size)
     value = CACHE_BYTES[on.model.kv_dtype]
-    seen = seen_tokens(group.window, loads.attempts, loads.context_tokens)
+    seen = seen_tokens(_most_seen(group), loads.attempts, loads.context_tokens)
     heads = attn.num_heads / tp
     tile = float(on.software.decode_tile_rows)
     if isinstance(attn, MlaAttention):
-        curve = _curve(on, "mla", attn.cache_values_per_token)
-        lanes, per_token = loads.attempts, float(attn.cache_values_per_token)
+        latent = attn.kv_lora_rank + attn.qk_rope_head_dim
+        curve = _curve(on, "mla", latent)
+        lanes, per_token = loads.attempts, float(latent)
         rows = np.maximum(heads * loads.step_tokens, min(tile, _LATENT_TILE))
-        widths = attn.cache_values_per_token + attn.kv_lora_rank
+        widths = latent + attn.kv_lora_rank
         stream = on.software.latent_decode_share
     else:
         curve = _curve(on, "gqa", attn.head_dim)
@@ -73,6 +82,10 @@ def decode_seconds(on: Served, group: ServedLayers, loads: Load) -> Array:
         stream = on.software.decode_share
     moved = seen * per_token * value
     flops = 2.0 * seen * rows * widths
+    if isinstance(attn, MlaAttention) and attn.indexer is not None:  # whole on every GPU
+        index, every = attn.indexer, loads.context_tokens
+        moved = moved + every * index.head_dim * value
+        flops = flops + 2.0 * every * index.num_heads * index.head_dim * loads.step_tokens
     peak = {str(k): v for k, v in gpu.peak_flops_per_s.items()}["bf16"]
     share = min(curve.max_efficiency / slower_than_tables(gpu, "bf16"), _MOST_OF_PEAK)
     streamed = gpu.hbm_bytes_per_s * min(curve.memory_efficiency * stream, 1.0)
@@ -88,17 +101,22 @@ def prefill_seconds(on: Served, group: ServedLayers, loads: Load) -> Array:
         return np.zeros(loads.size)
     tokens = loads.prompt_tokens
     pairs, seen = loads.prompt_pairs, loads.prompt_context
+    index = attn.indexer if isinstance(attn, MlaAttention) else None
+    if index is not None:
+        pairs = np.minimum(pairs, tokens * index.top_k)
     if group.window is not None:
         pairs = np.minimum(pairs, tokens * group.window)
         seen = np.minimum(seen, tokens + loads.prompts * group.window)
     heads = attn.num_heads / tp
     kv_heads = max(attn.num_kv_heads / tp, 1.0) if isinstance(attn, GqaAttention) else heads
     count = np.maximum(loads.prompts, 1.0)
+    wide = 0.0 if index is None else float(index.num_heads * index.head_dim)
+    scores = 2 * loads.prompt_pairs * wide
     cost = CostBuilder()
     cost.op(
         "self_attn.core", OpKind.ATTENTION, Phase.FORWARD, dtype="bf16",
         m=tokens / count, n=seen / count, k=attn.qk_head_dim, batch=heads * count,
-        flops=2 * heads * pairs * (attn.qk_head_dim + attn.v_head_dim),
+        flops=2 * heads * pairs * (attn.qk_head_dim + attn.v_head_dim) + scores,
         read_bytes=2 * (tokens * heads * attn.qk_head_dim
                         + seen * kv_heads * (attn.qk_head_dim + attn.v_head_dim)),
         written_bytes=2 * tokens * heads * attn.v_head_dim,

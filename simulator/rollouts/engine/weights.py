@@ -56,6 +56,12 @@ def attention_matrices(group: ServedLayers, hidden: int) -> Iterator[Matrix]:
         yield Matrix("down_proj", "attention", down, hidden, "none")
         up = attn.num_heads * (attn.qk_nope_head_dim + attn.v_head_dim)
         yield Matrix("kv_b_proj", "attention", up, attn.kv_lora_rank, "tp")
+        if attn.indexer is not None and attn.q_lora_rank is not None:
+            index = attn.indexer
+            wide = index.num_heads * index.head_dim
+            yield Matrix("indexer.wq_b", "attention", wide, attn.q_lora_rank, "none")
+            down = index.head_dim + index.num_heads  # keys, and the heads' weights
+            yield Matrix("indexer.wk", "attention", down, hidden, "none")
         out = attn.num_heads * attn.v_head_dim
     elif isinstance(attn, GqaAttention):
         out = attn.num_heads * attn.head_dim

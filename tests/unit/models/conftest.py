@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopwright.kernels.grouped_gemm import reference as grouped_reference
 from flopwright.kernels.linear import reference as linear_reference
+from flopwright.kernels.sparse_attention import reference as sparse_reference
 from flopwright.models.transformer.module import Stage
 
 # Ops whose time is the bytes they move; whatever they do inside is not counted.
@@ -121,6 +122,49 @@ def _kda_chunks(q: Tensor, v: Tensor, outputs: bool, state: bool = True) -> None
         _product(n, c, c, w)
 
 
+def _select_keys(q: Tensor, k: Tensor, weights: Tensor, top_k: int) -> None:
+    """Scores what a query sees, a head at a time."""
+    for i in range(q.shape[1]):
+        q[:, i] @ k[:, : i + 1].transpose(-1, -2)
+
+
+def _chosen(i: int, indices: Tensor | None) -> int:
+    return i + 1 if indices is None else min(i + 1, indices.shape[-1])
+
+
+def _selected(q: Tensor, keys: Tensor, indices: Tensor, v_width: int, scale: float) -> None:
+    for i in range(q.shape[1]):
+        scores = q[:, i] @ keys[:, : _chosen(i, indices)].transpose(-1, -2)
+        scores @ keys[:, : _chosen(i, indices), :v_width]
+
+
+def _selected_backward(
+    grad: Tensor, q: Tensor, keys: Tensor, indices: Tensor, out: Tensor, lse: Tensor, scale: float
+) -> None:
+    for i in range(q.shape[1]):
+        seen = keys[:, : _chosen(i, indices)]
+        p = q[:, i] @ seen.transpose(-1, -2)
+        dp = grad[:, i] @ seen[..., : out.shape[-1]].transpose(-1, -2)
+        dp @ seen
+        dp.transpose(-1, -2) @ q[:, i]
+        p.transpose(-1, -2) @ grad[:, i]
+
+
+def _index_loss(
+    index_q: Tensor, index_k: Tensor, weights: Tensor, q: Tensor, keys: Tensor, lse: Tensor,
+    indices: Tensor | None, scale: float,
+) -> None:  # fmt: skip
+    for i in range(q.shape[1]):
+        count = _chosen(i, indices)
+        if keys.ndim == 4:  # a key a head
+            q[:, i].unsqueeze(2) @ keys[:, :count].permute(0, 2, 3, 1)
+        else:
+            q[:, i] @ keys[:, :count].transpose(-1, -2)
+        dots = index_q[:, i] @ index_k[:, :count].transpose(-1, -2)
+        dots @ index_k[:, :count]
+        dots.transpose(-1, -2) @ index_q[:, i]
+
+
 def _kda_summary(k: Tensor, v: Tensor, *rest: Any) -> None:
     """Chunks whose state has a column more for each key: the product of the transitions."""
     n, c, kk = _chunks(k), 16, k.shape[-1]
@@ -151,6 +195,26 @@ def _kda_carried(summaries: list[Tensor], own: list[int], back: bool) -> None:
         _product(batch * heads, k, k, width - k)
 
 
+def _chained(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, scale: float) -> None:
+    """The context's products; those of the chain are sums over a key's columns, as in a norm."""
+    _causal_attention(q, k, v, scale)
+
+
+def _lk_loss(x: Tensor, weight: Tensor, y: Tensor, goal_weight: Tensor) -> None:
+    for _ in range(2):  # log-sum-exps, then the overlap
+        x @ weight.t()
+        y @ goal_weight.t()
+
+
+def _lk_loss_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, y: Tensor, goal_weight: Tensor, kept: Tensor
+) -> None:
+    logits = x @ weight.t()
+    y @ goal_weight.t()
+    logits @ weight
+    logits.t() @ x
+
+
 DECOMPOSED: dict[str, Callable[..., Any]] = {
     "kda": _kda,
     "kda_backward": _kda_backward,
@@ -161,6 +225,14 @@ DECOMPOSED: dict[str, Callable[..., Any]] = {
     "attention": _causal_attention,
     "attention_backward": _causal_attention_backward,
     "attention_with_sinks": lambda q, k, v, sinks, *rest: _causal_attention(q, k, v, *rest),
+    "chained_attention": _chained,
+    "linear_lk_loss": _lk_loss,
+    "linear_lk_loss_backward": _lk_loss_backward,
+    "select_keys": _select_keys,
+    "selected_attention": _selected,
+    "selected_attention_backward": _selected_backward,
+    "index_loss": _index_loss,
+    "head_linear": sparse_reference.head_linear,
     "grouped_gemm": _grouped,
     "grouped_gemm_input_gradient": _grouped_input_gradient,
     "grouped_gemm_weight_gradient": _grouped_weight_gradient,

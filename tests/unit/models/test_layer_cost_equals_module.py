@@ -21,6 +21,7 @@ from flopwright.plan.parallel import ContextName
 from flopwright.spec.load import load_model
 from flopwright.spec.model import (
     GqaAttention,
+    Indexer,
     KdaAttention,
     MlaAttention,
     Mlp,
@@ -35,6 +36,8 @@ MLA = MlaAttention(
     v_head_dim=5,
 )  # fmt: skip
 
+INDEX = Indexer(num_heads=3, head_dim=6, top_k=5)
+INDEXED = MLA.model_copy(update={"indexer": INDEX})
 NOPE = MLA.model_copy(update={"rope": None})
 KDA = KdaAttention(num_heads=2, head_dim=8, conv_kernel=3, gate_rank=6)
 SITU = Mlp(kind="situ_glu", intermediate_size=36, gate_bound=4, up_bound=25)
@@ -114,6 +117,12 @@ SPECS = {
         mlp=SITU,
         moe=_moe(num_shared_experts=2, latent_size=14, balance="quantile"),
     ),
+    "sparse": _spec(attention=INDEXED),
+    "sparse_whole": _spec(
+        attention=INDEXED.model_copy(
+            update={"indexer": INDEX.model_copy(update={"top_k": 16}), "output_gate": True}
+        )
+    ),
     "moe_groups": _spec(moe=_moe(num_groups=3, top_k_groups=2), attention=_gqa(rope=Rope())),
 }
 # Rows of linear attention that carry a state from rank to rank.
@@ -184,7 +193,8 @@ def test_flops_on_cpu(name: str, flop_counter: Any) -> None:
         assert (ops.total_flops(Phase.FORWARD).item(), backward.item()) == found, layer
 
 
-REAL = [("kimi_k2", n) for n in (-1, 0, 1, 61)] + [("kimi_k3", n) for n in (0, 1, 15, 92, 93)]
+REAL = [("deepseek_v32", n) for n in (0, 3)]
+REAL += [("kimi_k2", n) for n in (-1, 0, 1, 61)] + [("kimi_k3", n) for n in (0, 1, 15, 92, 93)]
 
 
 @pytest.mark.parametrize(("name", "layer"), [*REAL, ("kimi_linear_48b_a3b", 1)])

@@ -25,7 +25,7 @@ from flopwright.simulator.training.layers import kind_of
 from flopwright.simulator.training.recompute import Policy, kept, run_again
 from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.load import load_model
-from flopwright.spec.model import GqaAttention, MlaAttention, Mlp, ModelSpec, Moe
+from flopwright.spec.model import GqaAttention, Indexer, MlaAttention, Mlp, ModelSpec, Moe
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 SHAPE = (2, 16)
@@ -61,6 +61,17 @@ SPECS = {
     ),
     "moe_balance": _spec(
         moe=MOE.model_copy(update={"router": "softmax", "sequence_balance_loss": 0.01})
+    ),
+}
+# Blocks whose rows are not told apart by name below.
+SPARSE = {
+    "sparse": _spec(
+        attention=MLA.model_copy(
+            update={"indexer": Indexer(num_heads=3, head_dim=6, top_k=5), "output_gate": True}
+        )
+    ),
+    "sparse_whole": _spec(
+        attention=MLA.model_copy(update={"indexer": Indexer(num_heads=3, head_dim=6, top_k=16)})
     ),
 }
 LISTS = {
@@ -215,6 +226,15 @@ def test_kept_bytes(name: str, policy: str, fp8: bool) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", SPARSE)
+def test_kept_bytes_of_sparse_attention(name: str, policy: str) -> None:
+    spec, saving = SPARSE[name], POLICIES[policy]
+    cost = layer_cost(spec, 0, ShardShape(micro_batch_size=2, seq_len=16, dtype="bf16"))
+    priced = _kept_bytes(cost, saving, kind_of(spec, 0), "bf16")
+    assert _measured_bytes(spec, 0, saving, "bf16", SHAPE) == priced
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("layer", [0, 1])
 def test_kept_bytes_at_k2_shapes(layer: int, policy: str) -> None:
     spec, dtype, shape = load_model("kimi_k2"), "bf16", (1, 4096)
@@ -306,6 +326,15 @@ def test_gradients_are_the_same_to_the_bit(name: str, dtype: str) -> None:
     for policy in (*POLICIES.values(), partly):
         found = _gradients(SPECS[name], policy, dtype)
         assert found.keys() == plain.keys()
+        for key, value in plain.items():
+            assert torch.equal(found[key], value), (policy, key)
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_gradients_of_sparse_attention_are_the_same_to_the_bit(name: str) -> None:
+    plain = _gradients(SPARSE[name], None, "fp32")
+    for policy in POLICIES.values():
+        found = _gradients(SPARSE[name], policy, "fp32")
         for key, value in plain.items():
             assert torch.equal(found[key], value), (policy, key)
 

@@ -105,4 +105,9 @@ def test_the_executor_says_what_it_refuses() -> None:
     assert runs.works
     assert "parallel.tp" in runs.fields
     deepseek = load_model("deepseek_v3").model_copy(update={"mtp_layers": 1})
-    assert any("mtp" in text for text in executor_runs(deepseek, None, judge).refused)
+    found = executor_runs(deepseek, None, judge)
+    assert found.works
+    assert "model.mtp_layers" in found.fields
+    told = executor_runs(deepseek, None, lambda plan: ([f"{plan.parallel.tp} is too few"], ()))
+    assert not told.works
+    assert told.refused == ("1 is too few",)

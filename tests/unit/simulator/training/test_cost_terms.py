@@ -466,9 +466,10 @@ def test_a_prediction_module_is_a_layer_and_a_head_more() -> None:
     hidden = QWEN.model.hidden_size
     products = 6 * SEQ * 2 * hidden * hidden
     layer = base.flops[0, 0] / 24
-    head = 6 * SEQ * QWEN.model.vocab_size * hidden
+    head = 6 * (SEQ - 1) * QWEN.model.vocab_size * hidden  # the last token has none behind it
     assert more.flops[1, 0] - base.flops[1, 0] == pytest.approx(products + layer + head, rel=1e-9)
-    assert more.kernel_s["head"][1, 0] == pytest.approx(2 * base.kernel_s["head"][1, 0], rel=1e-9)
+    times = more.kernel_s["head"][1, 0] / base.kernel_s["head"][1, 0]
+    assert 2 - 2 / SEQ <= times <= 2
     assert more.params.dense[1, 0] > base.params.dense[1, 0]
 
 

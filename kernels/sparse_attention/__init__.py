@@ -1,0 +1,1 @@
+"""Attention over the positions that an indexer chooses for each query."""

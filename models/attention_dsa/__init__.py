@@ -1,0 +1,1 @@
+"""DeepSeek sparse attention: latent attention over the positions that an indexer chooses."""

@@ -1,0 +1,1 @@
+"""Draft heads for speculative decoding."""

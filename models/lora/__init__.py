@@ -1,0 +1,1 @@
+"""Low-rank adapters (arXiv 2106.09685)."""
