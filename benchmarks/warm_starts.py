@@ -11,6 +11,7 @@ imported everything, and do not import it themselves, which is most of what a sm
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -87,6 +88,7 @@ def warm() -> None:
     import flopwright.executor.train.worker  # noqa: F401
 
     torch.set_num_threads(1)
+    gc.freeze()  # or each copy would go through all that was imported, and so own its pages
 
 
 def start_run(

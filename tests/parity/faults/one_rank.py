@@ -41,6 +41,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import torch.distributed as dist
 
 from flopwright.executor.checkpoint.load import load_full
 from flopwright.executor.checkpoint.manifest import steps_of
@@ -231,7 +232,10 @@ def spikes(runs: Runs) -> dict[str, Any]:
 
 def stops(runs: Runs) -> dict[str, Any]:
     """SIGTERM, and the file that stands for it, in the middle of a round."""
-    found: dict[str, Any] = {"whole run": runs.start("whole"), "whole": runs.result("whole")}
+    found: dict[str, Any] = {}
+    with in_step(2, lambda: found.update(limits_s=limits_s())):
+        found["whole run"] = runs.start("whole", "--collective-timeout", "50")
+    found["whole"] = runs.result("whole")
     told = {
         "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
         "file": lambda: (runs.folder / "file" / "stop-now").touch(),
@@ -247,6 +251,13 @@ def stops(runs: Runs) -> dict[str, Any]:
     found["done"] = runs.start("whole")
     found["done changes nothing"] = tree(runs.folder / "whole" / "checkpoint-x") == before
     return found
+
+
+def limits_s() -> list[float]:
+    """Returns the time limit of every process group there is, seconds."""
+    groups = dist.distributed_c10d._world.pg_map
+    backends = [group._get_backend(torch.device("cpu")) for group in groups]
+    return [backend.options._timeout.total_seconds() for backend in backends]
 
 
 def tree(folder: Path) -> dict[str, str]:

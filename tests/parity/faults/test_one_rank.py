@@ -86,6 +86,13 @@ def test_a_run_that_is_told_to_end_finishes_its_step_and_saves(
     assert stops["result"] == stops["whole"]
 
 
+def test_every_process_group_has_a_time_limit(report: dict[str, Any]) -> None:
+    """Twice that of the watch, which knows more to say."""
+    limits = report["stops"]["limits_s"]
+    assert len(limits) > 1
+    assert set(limits) == {100.0}
+
+
 def test_a_run_that_is_done_is_left_alone(report: dict[str, Any]) -> None:
     done = report["stops"]["done"]
     assert done["code"] == 0
