@@ -76,8 +76,9 @@ def unfused_attention(
 ) -> None:
     """Adds attention as separate kernels: products of the whole square, and a masked softmax.
 
-    Nothing is skipped for the mask, a window or documents. Forward writes the scores, reads them, writes
-    their softmax and reads it for the values; backward makes both gradients of each product.
+    Nothing is skipped for the mask, a window or documents. Forward writes the scores, reads
+    them, writes their softmax and reads it for the values; backward makes both gradients of
+    each product.
     """
     del kv_heads, window, share  # keys are repeated for every query head, and the square is whole
     b, s, h, c = (np.asarray(x, float) for x in (sequences, seq_len, heads, cp))

@@ -33,6 +33,7 @@ from flopwright.spec.workload import LearningRate, Optimizer, Precision
 
 CPU: Final = torch.device("cpu")
 SEQ, ROWS, RATE = 24, 8, 0.05
+STEPS = (4, ROWS)  # rows of each step
 PLANS: Final[dict[str, dict[str, Any]]] = {
     "kimi_k2 ep2 full": {
         "dp_shard": 2, "ep": 2, "micro_batch_size": 2, "recompute": "full",
@@ -96,9 +97,13 @@ class Packed:
     def __init__(self, whole: TokenBatch) -> None:
         self.whole = whole
 
-    def rank_batch(self, _step: int, rank: int, dp: int, size: int) -> TokenBatch:
-        """Returns one rank's micro-batches, the same each step."""
-        return self.whole[np.arange(len(self.whole)).reshape(-1, dp, size)[:, rank]]
+    def rank_batch(self, step: int, rank: int, dp: int, size: int) -> TokenBatch:
+        """Returns one rank's micro-batches: a ramp of the batch in two steps."""
+        numbers = np.arange(STEPS[step])
+        assert self.whole.weights is not None
+        total = float(self.whole.weights[: STEPS[step]].sum())
+        mine = self.whole[numbers.reshape(-1, dp, size)[:, rank]]
+        return replace(mine, total_weight=total)
 
 
 def check(name: str, fields: dict[str, Any], registry: GroupRegistry) -> dict[str, Any]:
@@ -111,7 +116,9 @@ def check(name: str, fields: dict[str, Any], registry: GroupRegistry) -> dict[st
     entry = RunEntry(name="p", plan=make_plan_file(spec, plan, "p"))
     data: Any = Packed(whole)
     trial = start_trial(entry, spec.workload, data, registry, CPU)
-    record = trial.run_step(0)
+    for step in range(len(STEPS)):
+        record = trial.run_step(step)
+        assert record.sequences == STEPS[step]
     wanted_loss, wanted_norm, expected = _alone(spec)
     tensors, worst = {p.name: p for p in parameters(spec.model)}, 0.0
     for tensor, mine in trial.tensors():
@@ -131,24 +138,28 @@ def check(name: str, fields: dict[str, Any], registry: GroupRegistry) -> dict[st
 
 
 def _alone(spec: Scenario) -> tuple[float, float, dict[str, Tensor]]:
-    """Returns loss, gradient norm and weights of a step on each document by itself."""
+    """Returns the last loss, its gradient norm and the weights, of documents by themselves."""
     model = spec.model
     stage = build_stage(model, range(-1, model.num_layers + 1), dtype=torch.float64)
     init_weights_(stage, model, spec.workload.seed)
     stage.train()
-    found = [d for row in documents(model.vocab_size) for d in row]
-    weight, total = sum(sum(d.weights or ()) for d in found), 0.0
-    for document in found:
-        tokens = torch.tensor([document.tokens])
-        logits = stage(tokens[:, :-1])
-        nats = torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:], reduction="none")
-        value = (nats * torch.tensor(document.weights, dtype=torch.float64)).sum() / weight
-        value.backward()
-        total += float(value.detach())
     named = {n: p for n, p in stage.named_parameters() if p.requires_grad}
-    norm = sum(float(p.grad.square().sum()) for p in named.values() if p.grad is not None)
-    optimizer = torch.optim.AdamW(named.values(), lr=RATE, eps=1.0, weight_decay=0.0)
-    optimizer.step()
+    optimizer = torch.optim.AdamW(
+        named.values(), lr=RATE, betas=(0.9, 0.95), eps=1.0, weight_decay=0.0
+    )
+    for rows in STEPS:
+        found = [d for row in documents(model.vocab_size)[:rows] for d in row]
+        weight, total = sum(sum(d.weights or ()) for d in found), 0.0
+        optimizer.zero_grad()
+        for document in found:
+            tokens = torch.tensor([document.tokens])
+            logits = stage(tokens[:, :-1])[0]
+            nats = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
+            value = (nats * torch.tensor(document.weights).double()).sum() / weight
+            value.backward()
+            total += float(value.detach())
+        norm = sum(float(p.grad.square().sum()) for p in named.values() if p.grad is not None)
+        optimizer.step()
     return total, norm**0.5, {n: p.detach() for n, p in named.items()}
 
 
