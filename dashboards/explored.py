@@ -53,7 +53,7 @@ def draw_verdict(result: SearchResult, view: View, *, wide: bool) -> Callable[[]
     put(4, "money", money, steps if whole.usd is not None else f"{steps}; no price is known")
     place = st.empty()
     place.caption("What binds: being priced")
-    if not result.proved and len(result.ranked) == 1:
+    if _is_first_look(result):
         st.caption(
             f"A first look at {plural(result.candidates, 'plan')}: the best by its bound, its "
             "step exact."
@@ -63,6 +63,11 @@ def draw_verdict(result: SearchResult, view: View, *, wide: bool) -> Callable[[]
         place.markdown(binding_text(bound_by(result, scenario)))
 
     return bind
+
+
+def _is_first_look(result: SearchResult) -> bool:
+    """Returns whether the search of every plan is still to come (planner.quick)."""
+    return not result.proved and result.replayed == len(result.ranked) == 1
 
 
 def draw_nothing_fits(result: SearchResult, view: View) -> None:
@@ -78,7 +83,12 @@ def draw_plans(result: SearchResult, view: View, *, wide: bool) -> None:
     scenario, slot = view.scenario(), view.slot
     command = view.command("plan", "--top", str(max(5, len(result.ranked))))
     st.subheader("Best plans")
-    st.dataframe(tables.ranked(result), hide_index=True, width="stretch")
+    rows = tables.ranked(result)
+    if _is_first_look(result):
+        # One row needs no grid, whose scripts take longer than all else but the charts'.
+        st.markdown(tables.as_markdown(rows))
+    else:
+        st.dataframe(rows, hide_index=True, width="stretch")
     st.caption(legend(r.plan.label() for r in result.ranked))
     shown = result.ranked[: 8 if wide else 4]
     st.subheader("Where the step's time goes")

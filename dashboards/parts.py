@@ -113,11 +113,18 @@ def open_tab(names: Sequence[str], key: str) -> tuple[str, Any]:
 
 
 @contextmanager
-def opened(label: str, key: str) -> Iterator[bool]:
-    """Draws an expander; yields whether it is open: what is not seen need not be sent."""
+def opened(label: str, key: str, *, stays: bool = False) -> Iterator[bool]:
+    """Draws an expander; yields whether to draw in it: what is not seen need not be sent.
+
+    Args:
+        stays: what was seen once is drawn behind the closed lid as well: a file that is on
+            its way would be lost with its box.
+    """
     place = st.expander(label, key=key, on_change="rerun")
+    if stays and place.open:
+        st.session_state[f"seen {key}"] = True
     with place:
-        yield bool(place.open)
+        yield bool(place.open) or bool(st.session_state.get(f"seen {key}"))
 
 
 def chart(figure: Any, *, alt: str, command: Sequence[str], selects: bool = False) -> str | None:
@@ -133,6 +140,8 @@ def chart(figure: Any, *, alt: str, command: Sequence[str], selects: bool = Fals
     options = {"width": "stretch", "config": {"displaylogo": False}, "key": alt, "alt": alt}
     picked = None
     if selects:
+        # What Streamlit would set itself, once the chart stands: it would draw it anew.
+        figure.update_layout(clickmode="event+select", hovermode="closest", dragmode="pan")
         state: Any = st.plotly_chart(figure, on_select="rerun", selection_mode="points", **options)
         points = state["selection"]["points"] if state else []
         data = points[0].get("customdata") if points else None

@@ -2,72 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Generic, TypeVar
 
 import streamlit as st
 
-from flopwright.dashboards.parts import chosen, keep_in_url
+from flopwright.dashboards.parts import chosen, keep_in_url, opened
 from flopwright.dashboards.uploads import uploaded_loop, uploaded_round
+from flopwright.spec.base import Spec
 from flopwright.spec.load import catalog_names, dump_yaml
 from flopwright.spec.loop import LoopScenario, is_loop, load_loop_scenario, round_names
 from flopwright.spec.rollout import ROLLOUT_CATALOG, RolloutScenario, load_rollout_scenario
 
-
-class Round(NamedTuple):
-    """A round to be simulated; `name` is what the command line calls it."""
-
-    name: str
-    scenario: RolloutScenario
+T = TypeVar("T", bound=Spec)
 
 
-class Loop(NamedTuple):
-    """A loop to be planned; `name` is what the command line calls it."""
+@dataclass(frozen=True, slots=True)
+class Chosen(Generic[T]):
+    """A scenario to be worked on; `name` is what the command line calls it."""
 
     name: str
-    scenario: LoopScenario
+    scenario: T
 
 
-def chosen_round() -> Round:
+def chosen_round() -> Chosen[RolloutScenario]:
     """Returns the round of the select box, or the uploaded one.
 
     Raises:
         InputError: the uploaded file is no round.
     """
-    with _row():
-        upload = _upload("round")
-        if upload is not None:
-            own = uploaded_round(*upload)
-            found = Round(f"{own.name}.yaml", own)
-        else:
-            name = chosen("Scenario", round_names(), "rollout")
-            keep_in_url(rollout=name)
-            found = Round(name, load_rollout_scenario(name))
-        _download(found)
-    return found
+    own = _upload("round", uploaded_round)
+    if own is not None:
+        return _shown(Chosen(f"{own.name}.yaml", own))
+    return _shipped("rollout", round_names(), load_rollout_scenario)
 
 
-def chosen_loop() -> Loop:
+def chosen_loop() -> Chosen[LoopScenario]:
     """Returns the loop of the select box, or the uploaded one.
 
     Raises:
         InputError: the uploaded file is no loop.
     """
-    with _row():
-        upload = _upload("loop")
-        if upload is not None:
-            own = uploaded_loop(*upload)
-            found = Loop(f"{own.rollout.name}.yaml", own)
-        else:
-            name = chosen("Scenario", _loops(), "loop")
-            keep_in_url(loop=name)
-            found = Loop(name, load_loop_scenario(name))
-        _download(found)
-    return found
-
-
-def _row() -> Any:
-    return st.container(horizontal=True, vertical_alignment="bottom")
+    own = _upload("loop", uploaded_loop)
+    if own is not None:
+        return _shown(Chosen(f"{own.rollout.name}.yaml", own))
+    return _shipped("loop", _loops(), load_loop_scenario)
 
 
 @cache
@@ -75,15 +56,26 @@ def _loops() -> tuple[str, ...]:
     return tuple(n for n in catalog_names(ROLLOUT_CATALOG) if is_loop(n))
 
 
-def _upload(kind: str) -> tuple[str, bytes] | None:
-    with st.popover("Your own scenario", help="upload a scenario of your own, or download this"):
+def _upload(kind: str, read: Callable[[str, bytes], T]) -> T | None:
+    """Returns the scenario that was uploaded in its box, None without one."""
+    with opened("Your own scenario", f"own {kind}", stays=True) as wanted:
+        if not wanted:
+            return None
         file = st.file_uploader(
             f"A {kind} (YAML, at most 1 MB)", type=["yaml", "yml"], key=f"upload {kind}"
         )
-    return None if file is None else (file.name, file.getvalue())
+    return None if file is None else read(file.name, file.getvalue())
 
 
-def _download(found: Round | Loop) -> None:
+def _shipped(key: str, names: Sequence[str], load: Callable[[str], T]) -> Chosen[T]:
+    """Returns the scenario of a select box, which the address keeps as `key`."""
+    name = chosen("Scenario", names, key)
+    keep_in_url(**{key: name})
+    return _shown(Chosen(name, load(name)))
+
+
+def _shown(found: Chosen[T]) -> Chosen[T]:
+    """Draws the download of a scenario; returns it."""
     st.download_button(
         "Download this scenario (YAML)",
         lambda: dump_yaml(found.scenario, header="Downloaded from the dashboard."),
@@ -91,3 +83,4 @@ def _download(found: Round | Loop) -> None:
         mime="application/yaml",
         on_click="ignore",
     )
+    return found

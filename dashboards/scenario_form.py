@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import streamlit as st
 import yaml
 
+from flopwright.dashboards.parts import opened
 from flopwright.dashboards.uploads import uploaded_cluster, uploaded_model
 from flopwright.dashboards.view import PROBED, UPLOADED, View, lines, view_of_address, words_of
 from flopwright.errors import InputError
@@ -45,7 +47,10 @@ def scenario_form(slot: str = "", *, label: str = "Scenario") -> View:
         InputError: the uploaded file, or the address, cannot be read.
     """
     shown = view_of_address(slot) or View(FIRST, (), slot)
-    name = _name(slot, label, shown)
+    choice = st.container()
+    with opened("Your own scenario, model or cluster", f"{slot}own", stays=True) as wanted:
+        boxes = st.columns(3) if wanted else []
+    name = _name(choice, boxes[:1], slot, label, shown)
     if name != shown.name:
         shown = View(name, (), slot)
     base = shown.base()
@@ -56,8 +61,10 @@ def scenario_form(slot: str = "", *, label: str = "Scenario") -> View:
             st.form_submit_button("Plan", type="primary")
             with st.popover("Any other field"):
                 other = _other(values, slot, name)
-            with st.popover("Your own model or cluster"):
-                added = _uploads(chosen, f"{slot}{name}")
+    added = _uploads(boxes[1:], f"{slot}{name}")
+    # What was uploaded takes the place of what was chosen.
+    uploaded = {field for field, _ in added}
+    chosen = {k: v for k, v in chosen.items() if k.split(".")[0] not in uploaded}
     chosen |= parse_changes([w.strip() for w in other.splitlines() if w.strip()])
     view = View(name, words_of(chosen), slot, added)
     view.keep()
@@ -65,22 +72,26 @@ def scenario_form(slot: str = "", *, label: str = "Scenario") -> View:
     return view
 
 
-def _name(slot: str, label: str, shown: View) -> str:
-    """Returns the scenario: one that ships, or an uploaded file."""
-    left, right = st.columns([3, 1], vertical_alignment="bottom")
-    with right.popover("Your own scenario", width="stretch"):
-        upload = st.file_uploader(
+def _name(choice: Any, boxes: Sequence[Any], slot: str, label: str, shown: View) -> str:
+    """Returns the scenario: one that ships, or an uploaded file.
+
+    Args:
+        boxes: where a file can be uploaded, where that place is open.
+    """
+    upload = None
+    for box in boxes:
+        upload = box.file_uploader(
             "A scenario (YAML, at most 1 MB)", type=["yaml", "yml"], key=f"{slot}file"
         )
     names = catalog_names(SCENARIO_CATALOG)
     if upload is not None:
         st.session_state[f"{slot}upload"] = (upload.name, upload.getvalue())
-        left.info(f"{label}: **{upload.name}**, uploaded; take it away to choose another")
+        choice.info(f"{label}: **{upload.name}**, uploaded; take it away to choose another")
         return UPLOADED
     state = f"{slot}choice scenario"
     if st.session_state.get(state) not in names:
         st.session_state[state] = shown.name if shown.name in names else FIRST
-    return str(left.selectbox(label, names, key=state))
+    return str(choice.selectbox(label, names, key=state))
 
 
 def _about(view: View) -> None:
@@ -169,23 +180,27 @@ def _sizes(base: Scenario, values: Values, key: str, cluster: str | None) -> tup
     return nodes, seq, batch
 
 
-def _uploads(asked: dict[str, Any], key: str) -> tuple[tuple[str, str], ...]:
-    """Draws the uploads; returns what was uploaded, which takes the place of what was chosen."""
-    config = st.file_uploader(
+def _uploads(boxes: Sequence[Any], key: str) -> tuple[tuple[str, str], ...]:
+    """Draws the uploads of a model and of a cluster; returns by field what was uploaded.
+
+    Args:
+        boxes: a place for each, where they are open.
+    """
+    if not boxes:
+        return ()
+    model, cluster = boxes
+    config = model.file_uploader(
         "A model: config.json (Hugging Face, at most 1 MB)", type=["json"], key=f"config {key}"
     )
-    own = st.file_uploader(
+    own = cluster.file_uploader(
         "A cluster: YAML, as `flopwright probe` writes (at most 1 MB)",
         type=["yaml", "yml"],
         key=f"cluster file {key}",
     )
     added = []
     if config is not None:
-        asked.pop("model", None)
         added.append(("model", yaml.safe_dump(uploaded_model(config.name, config.getvalue()))))
     if own is not None:
-        asked.pop("cluster", None)
-        asked.pop("cluster.num_nodes", None)
         added.append(("cluster", yaml.safe_dump(uploaded_cluster(own.name, own.getvalue()))))
     return tuple(added)
 

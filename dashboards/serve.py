@@ -3,7 +3,7 @@
     python -m flopwright.dashboards.serve [--server.port=8501 and any other Streamlit option]
 
 `streamlit run dashboards/app.py` serves the same pages; there the first visitor waits for the
-imports.
+imports, and the browser for one script after the other.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
-from typing import Final
 
-APP: Final = Path(__file__).with_name("app.py")
+import streamlit as st
+from starlette.middleware import Middleware
+
+from flopwright.dashboards.preload import Preload
+
+# Streamlit looks into this file for an application of this name.
+app = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(Preload)])
 
 
 def get_ready() -> None:
@@ -35,7 +40,7 @@ def main() -> None:
     from streamlit.web import cli
 
     get_ready()
-    cli.main(["run", str(APP), *sys.argv[1:]])
+    cli.main(["run", __file__, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -30,6 +30,18 @@ def ranked(result: SearchResult) -> pd.DataFrame:
     )
 
 
+def as_markdown(rows: pd.DataFrame) -> str:
+    """Returns a small table as Markdown, numbers to the right."""
+    numbers = [pd.api.types.is_numeric_dtype(kind) for kind in rows.dtypes]
+    lines = [list(rows.columns), ["--:" if right else "---" for right in numbers]]
+    lines += [[str(value) for value in row] for row in rows.astype(object).to_numpy()]
+    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
 def infeasible(result: SearchResult) -> pd.DataFrame:
     """Returns the plans that lack memory, each with its violations and nearest fix."""
     return pd.DataFrame(

@@ -69,7 +69,8 @@ class Binding(Spec):
 
     Attributes:
         kind: "memory", "bubble" or a resource of planner.sensitivity.
-        share: of the step that would go without the limit.
+        share: of the step that would go without the limit; of a resource the most that
+            any amount of it gives, not what each part of it gives.
     """
 
     kind: str
@@ -136,13 +137,18 @@ def binding_constraint(
 
 
 def _sensitivity_text(held: Sensitivity) -> str:
-    """Returns what was computed: the step priced again with the resource a tenth better."""
+    """Returns what was computed: the step priced again with more of the resource.
+
+    The first tenth often gives more than its part of what no limit gives: with every further
+    one, more of the step waits for something else.
+    """
     tenth = f"{100 * (STEP - 1):.0f} %"
     name = f"{held.role} ({held.name})" if held.name else held.role
     better = _BETTER.get(held.role, "{tenth} faster " + name).format(tenth=tenth)
+    endless = "instant ones" if held.role == "launch floor" else f"unlimited {name}"
     return (
-        f"{show_percent(held.share)} of the step; {better} would make the step "
-        f"{show_percent(held.tenth)} shorter"
+        f"{better} would make the step {show_percent(held.tenth)} shorter, {endless} "
+        f"{show_percent(held.share)}: then other limits hold it"
     )
 
 

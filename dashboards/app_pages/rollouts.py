@@ -9,7 +9,7 @@ import streamlit as st
 from flopwright.dashboards import rollout_figures as figures
 from flopwright.dashboards.loop_view import draw_loop
 from flopwright.dashboards.parts import chart, keep_in_url, show_problems
-from flopwright.dashboards.rollout_choice import Round, chosen_round
+from flopwright.dashboards.rollout_choice import Chosen, chosen_round
 from flopwright.dashboards.rounds_view import draw_metrics, simulated, swept
 from flopwright.errors import InputError
 from flopwright.simulator.rollouts.report import RoundReport
@@ -58,7 +58,9 @@ def _round() -> None:
         _drawn(found, fraction, report, whole)
 
 
-def _drawn(found: Round, fraction: float, report: RoundReport, whole: RoundReport) -> None:
+def _drawn(
+    found: Chosen[RolloutScenario], fraction: float, report: RoundReport, whole: RoundReport
+) -> None:
     draw_metrics(report, whole)
     command = ["flopwright", "rollouts", found.name, "--lambda", f"{fraction:g}"]
     left, right = st.columns(2)
@@ -111,7 +113,7 @@ def _number(text: str | None, own: float) -> float:
     return value if _LEAST <= value <= 1.0 else own
 
 
-def _sweep(found: Round) -> None:
+def _sweep(found: Chosen[RolloutScenario]) -> None:
     """Shows the sweep once it was asked for; it takes some seconds, so not before."""
     st.subheader("Which lambda is best")
     st.caption("Throughput, idle share, staleness and KV use over lambda, on the same lengths.")

@@ -20,10 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 screenshots = pytest.importorskip("screenshots")
 
-from flopwright.spec.load import load_plan  # noqa: E402
+from flopwright.spec.load import dump_yaml, load_plan, load_scenario  # noqa: E402
 
 MINI = "kimi_k2_mini_2cpu_fp32"
 K2 = "kimi_k2_pretrain_2048gpu_h800_bf16"
+OWN_BOX = "Your own scenario, model or cluster"
 WAIT_MS = 240_000
 pytestmark = pytest.mark.slow
 
@@ -186,8 +187,8 @@ def test_a_real_run_is_compared(view: Any) -> None:
         ("scenario/wrong.yaml", b"name: 5\nmodel: [1]\nworkload: none\n", r"cannot be planned"),
         ("scenario/m.yaml", b"name: x\nmodel: none_such\ncluster: 8_h100\n", r"no such model"),
         ("scenario/zip.yaml", b"PK\x03\x04\xff\xfe" * 50, r"not UTF-8"),
-        ("model or cluster/config.json", b'{"model_type": "none_such"}', r"no such architecture"),
-        ("model or cluster/cluster.yaml", b"name: .nan\nnode: 1e999\n", r"cannot be planned"),
+        ("model/config.json", b'{"model_type": "none_such"}', r"no such architecture"),
+        ("cluster/cluster.yaml", b"name: .nan\nnode: 1e999\n", r"cannot be planned"),
     ],
 )
 def test_a_hostile_upload_is_refused_and_the_session_goes_on(
@@ -196,21 +197,31 @@ def test_a_hostile_upload_is_refused_and_the_session_goes_on(
     view.goto(f"/?scenario={MINI}")
     shown(view, r"fits: kimi_k2_mini")
     settled(view, 3)
-    what, _, file = name.rpartition("/")
-    view.get_by_role("button", name=f"Your own {what}").click()
-    fields = view.locator('[data-testid="stFileUploader"] input[type="file"]')
-    fields.first.wait_for(state="attached")
-    index = 1 if file.startswith("cluster") else 0
-    fields.nth(index).set_input_files({"name": file, "mimeType": "", "buffer": content})
-    if what != "scenario":
-        # a file on its way would be lost with the box that is closed
-        view.get_by_text(re.compile(r"^\d+(\.\d+)? ?B$")).first.wait_for()
-        view.wait_for_timeout(1000)
-        view.keyboard.press("Escape")
-        view.get_by_role("button", name="Plan", exact=True).click()
+    upload(view, name, content)
     shown(view, words)
     view.goto(f"/?scenario={MINI}")
     shown(view, r"fits: kimi_k2_mini")
+
+
+def upload(view: Any, name: str, content: bytes) -> None:
+    """Opens the box and gives it a file: name is WHAT/FILE, what being one of its three places."""
+    what, _, file = name.partition("/")
+    view.get_by_text(OWN_BOX, exact=True).click()
+    fields = view.locator('[data-testid="stFileUploader"] input[type="file"]')
+    fields.nth(2).wait_for(state="attached")
+    place = fields.nth(("scenario", "model", "cluster").index(what))
+    place.set_input_files({"name": file, "mimeType": "", "buffer": content})
+
+
+def test_a_file_counts_though_its_box_is_closed_at_once(view: Any) -> None:
+    view.goto(f"/?scenario={MINI}")
+    shown(view, r"fits: kimi_k2_mini")
+    settled(view, 3)
+    scenario = load_scenario(MINI).model_copy(update={"name": "mine_closed_at_once"})
+    upload(view, "scenario/mine.yaml", dump_yaml(scenario).encode())
+    view.get_by_text(OWN_BOX, exact=True).click()
+    shown(view, r"mine\.yaml, uploaded")
+    shown(view, r"flopwright plan mine_closed_at_once\.yaml")
 
 
 def test_dark_mode_is_readable(view: Any) -> None:

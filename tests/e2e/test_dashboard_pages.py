@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("plotly")
@@ -17,6 +18,7 @@ testing = pytest.importorskip("streamlit.testing.v1")
 
 from flopwright.dashboards.exported import made_bundle  # noqa: E402
 from flopwright.dashboards.runs import calibrations, compared_runs  # noqa: E402
+from flopwright.dashboards.tables import as_markdown  # noqa: E402
 from flopwright.dashboards.uploads import (  # noqa: E402
     uploaded_cluster,
     uploaded_model,
@@ -415,6 +417,20 @@ def test_a_loop_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+def test_a_box_for_files_stays_once_it_was_open() -> None:
+    """A file that is on its way would be lost with the place it was dropped on."""
+    app = open_page("rollouts", rollout=SMALL)
+    boxes = []
+    for lid in (None, True, False):
+        if lid is not None:
+            app.session_state["own round"] = lid
+            app.run()
+        assert not app.exception
+        boxes.append(len(app.get("file_uploader")))
+    assert boxes == [0, 1, 1]
+
+
+@pytest.mark.slow
 def test_a_strange_address_still_opens() -> None:
     app = open_page("rollouts", rollout="no such", view="other", **{"lambda": "much"})
     assert not app.exception
@@ -454,6 +470,15 @@ def test_compare_shows_the_published_runs(home: Path) -> None:
     assert not app.exception
     assert charts(app) == 1
     assert app.metric[0].label == "median error"
+
+
+def test_a_small_table_is_markdown() -> None:
+    rows = pd.DataFrame({"plan": ["a|b"], "step time (s)": [1.25], "variants": [3]})
+    assert as_markdown(rows).splitlines() == [
+        "| plan | step time (s) | variants |",
+        "| --- | --: | --: |",
+        "| a\\|b | 1.25 | 3 |",
+    ]
 
 
 def test_what_differs_between_two_machines_is_named() -> None:

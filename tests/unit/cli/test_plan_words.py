@@ -13,7 +13,7 @@ from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.explain import Binding, legend, noticeable, verdict_text
 from flopwright.planner.result import SearchResult
 from flopwright.planner.search import search
-from flopwright.planner.sensitivity import STEP
+from flopwright.planner.sensitivity import STEP, UNLIMITED
 from flopwright.simulator.calibration.files import default_calibration
 from flopwright.simulator.training.candidates import SCHEDULES, Candidates
 from flopwright.simulator.training.evaluate import evaluate
@@ -109,23 +109,28 @@ def _out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_sensitivity_says_what_was_computed(capsys: pytest.CaptureFixture[str]) -> None:
     """The promised gain is that of the step priced again on a faster processor."""
     out = _out(capsys, MINI)
-    found = re.search(r"10 % faster compute would make the step (\S+) % shorter", out)
+    found = re.search(
+        r"10 % faster compute would make the step (\S+) % shorter, unlimited compute (\S+) %", out
+    )
     assert found
     scenario = load_scenario(MINI)
     node = scenario.cluster.node
-    peaks = {k: v * STEP for k, v in node.gpu.peak_flops_per_s.items()}
-    gpu = node.gpu.model_copy(update={"peak_flops_per_s": peaks})
-    cluster = scenario.cluster.model_copy(update={"node": node.model_copy(update={"gpu": gpu})})
     best = search(scenario, top_k=1).ranked[0].plan
     one = Candidates.from_plans((best,))
     calibration = default_calibration(node.gpu)
     assert all(c.peak_flops_per_s is None for c in calibration.curves)
     base = evaluate(scenario, one, calibration).step_time_s[0]
-    faster = evaluate(
-        scenario.model_copy(update={"cluster": cluster}), one, calibration
-    ).step_time_s[0]
-    assert float(found.group(1)) == pytest.approx(100 * (1 - faster / base), abs=0.05)
-    assert "0 % of the step" not in out
+    # shares of a tenth and more are told in whole percents
+    for factor, told, near in ((STEP, found.group(1), 0.05), (UNLIMITED, found.group(2), 0.5)):
+        peaks = {k: v * factor for k, v in node.gpu.peak_flops_per_s.items()}
+        gpu = node.gpu.model_copy(update={"peak_flops_per_s": peaks})
+        better = node.model_copy(update={"gpu": gpu})
+        cluster = scenario.cluster.model_copy(update={"node": better})
+        faster = evaluate(
+            scenario.model_copy(update={"cluster": cluster}), one, calibration
+        ).step_time_s[0]
+        assert float(told) == pytest.approx(100 * (1 - faster / base), abs=near)
+    assert "of the step;" not in out  # a share beside a gain would read as a contradiction
 
 
 def test_labels_have_colons_and_the_plans_a_legend(capsys: pytest.CaptureFixture[str]) -> None:
