@@ -120,6 +120,8 @@ def test_every_loop_that_ships_loads_and_says_its_sources(name):
     assert loop.name == name == loop.rollout.name
     assert loop.sources
     assert loop.num_gpus == 256
+    assert loop.train is not None
+    assert loop.train.model is not None  # the update is priced, not stated
     for unpublished in ("prompts", "samples_per_prompt", "lambda", "lengths"):
         assert loop.sources[unpublished].startswith("assumed")
 
