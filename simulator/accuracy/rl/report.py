@@ -50,8 +50,8 @@ class RlReport:
     @property
     def scenarios(self) -> tuple[str, ...]:
         """The names of the scenarios that rows were to be predicted by, sorted."""
-        lost = (s for s in self.skipped if s.lost)
-        return tuple(sorted({r.scenario for r in (*self.scored, *self.ordered, *lost)}))
+        names = {s.scenario for s in self.scored} | {o.scenario for o in self.ordered}
+        return tuple(sorted(names | {s.scenario for s in self.skipped if s.lost}))
 
     def lost(self, *classes: str) -> tuple[Skipped, ...]:
         """Returns the rows of these classes that could not be predicted."""
