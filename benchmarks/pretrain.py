@@ -9,7 +9,8 @@ Everything is trained by `flopwright run`, one process each, as many at once as 
               largest attention logit of each step is recorded and nothing is done) and once
               with the bound at 100;
 2. pilots     short trainings of both optimizers, the same rates and steps for each; the rate
-              with the lowest training loss at the end is taken (held-out text chooses nothing);
+              with the lowest training loss at the end is taken, of two that tie the lower
+              one (held-out text chooses nothing);
 3. main       both at their rates over the same tokens in the same order.
 
 The bars are what counts of one and of two tokens reach on the same held-out text. The same
@@ -52,6 +53,8 @@ OPTIMIZERS: Final = {
 EXPLOSION_BATCH: Final = (4, 64)
 # Held-out loss so far below the bigram entropy counts as well below, in nats a token.
 WELL_BELOW: Final = 0.5
+# Pilots nearer to each other tell nothing, in nats a token.
+TIE: Final = 0.01
 # Bins of a curve in the result and in the picture.
 POINTS: Final = 100
 
@@ -145,8 +148,8 @@ def pilots(
 
 
 def best(scores: Mapping[float, float]) -> float:
-    """Returns the rate with the lowest loss."""
-    return min(scores, key=lambda rate: scores[rate])
+    """Returns the lowest rate whose loss is within TIE of the best one's."""
+    return min(rate for rate, loss in scores.items() if loss <= min(scores.values()) + TIE)
 
 
 def main_runs(
@@ -155,7 +158,7 @@ def main_runs(
     """Returns both optimizers' losses over the same tokens, and the bars on held-out text."""
     jobs = {
         name: Job(
-            name=name,
+            name=f"{name}-{steps}-steps",
             optimizer=optimizer,
             rate=cosine(rates[name], steps),
             steps=steps,

@@ -74,5 +74,6 @@ def test_the_best_rate_is_that_of_the_lowest_loss_and_curves_keep_their_last_ste
     pretrain: Any,
 ) -> None:
     assert pretrain.best({1e-3: 4.0, 3e-3: 3.9, 6e-3: 3.95}) == 3e-3
+    assert pretrain.best({1e-3: 4.0, 6e-3: 3.9, 3e-3: 3.905}) == 3e-3  # a tie
     assert pretrain.binned([1.0, 3.0, 5.0, 7.0, 9.0], points=2) == [(3, 3.0), (5, 8.0)]
     assert pretrain.tail([1.0, 2.0, 3.0, 5.0]) == 5.0
