@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -32,7 +33,8 @@ class Documents:
     @property
     def longest(self) -> int:
         """Tokens of the longest."""
-        return max(part.stop - part.start for part in document_slices(self.bounds))
+        lengths = (end - first for first, end in pairwise(self.bounds))
+        return max(lengths)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """Returns causal attention within each; see `ContextParallel.attend`, with B = 1."""

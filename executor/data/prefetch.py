@@ -11,6 +11,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -95,8 +96,19 @@ class Prefetcher:
         head = self._head(step)
         assert head["step"] == step
         arrays = {name: self._array(dtype, shape, step) for name, dtype, shape in head["arrays"]}
+        self._make_room()
         self._next = step + 1
         return TokenBatch(total_weight=head["total_weight"], **arrays)
+
+    def _make_room(self) -> None:
+        """Lets the worker make another batch."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with suppress(
+            BrokenPipeError
+        ):  # it has made the last one, or has ended: the next read tells
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
 
     def close(self) -> None:
         """Ends the worker."""
@@ -105,14 +117,17 @@ class Prefetcher:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
         process.stdout.close()
         process.kill()
         process.wait()
 
     def _start(self, step: int) -> None:
         self.close()
-        process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # what it is for, in words, for whoever looks at the processes of a machine
+        named = (*self.command, self.reading.folder, f"rank-{self.reading.rank}")
+        process = subprocess.Popen(named, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._process = process
         assert process.stdin is not None
         reading = self.reading.model_copy(update={"first_step": step})

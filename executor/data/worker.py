@@ -1,8 +1,10 @@
 """A rank's data worker: `python -m flopwright.executor.data.worker`, started by `prefetch.py`.
 
-It is told on its standard input what to read, makes one step's batch after the other and writes
-each to its standard output: a line of JSON and the bytes of the arrays. So many batches as it was
-told wait for the rank; then it waits. It reads nothing that torch is needed for.
+It is told on its standard input what to read; its arguments, the folder and the rank, are for
+whoever lists processes. It makes one step's batch after the other and writes each to its standard
+output: a line of JSON and the bytes of the arrays. So many batches as it was told are made ahead;
+then it waits for a line that says that one has been read. It reads nothing that torch is needed
+for.
 """
 
 from __future__ import annotations
@@ -34,13 +36,16 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     reading = Reading.model_validate_json(sys.stdin.buffer.readline())
-    waiting: queue.Queue[Frame | None] = queue.Queue(maxsize=reading.ahead)
+    waiting: queue.Queue[Frame | None] = queue.Queue()
+    room = threading.Semaphore(reading.ahead)
     writer = threading.Thread(target=_write, args=(sys.stdout.buffer, waiting), daemon=True)
     writer.start()
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, room), daemon=True).start()
     code = 0
     try:
         data = opened(reading)
         for step in range(reading.first_step, reading.steps):
+            room.acquire()
             waiting.put(make_frame(data, reading, step))
     except InputError as error:
         waiting.put([_line({"violations": [v.as_dict() for v in error.violations]})])
@@ -76,6 +81,13 @@ def make_frame(data: RunData, reading: Reading, step: int) -> Frame:
 
 def _line(head: dict[str, Any]) -> bytes:
     return json.dumps(head).encode() + b"\n"
+
+
+def _listen(told: BinaryIO, room: threading.Semaphore) -> None:
+    """Makes room for another batch for each that the rank has read; ends with the rank."""
+    while told.readline():
+        room.release()
+    os._exit(0)
 
 
 def _write(out: BinaryIO, waiting: queue.Queue[Frame | None]) -> None:

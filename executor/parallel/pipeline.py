@@ -242,7 +242,8 @@ class Runner:
             roots = [(self._edges.pop(key), self._gradient(key))]
             if self.sums is not None:
                 roots += self.sums.roots(key)
-            torch.autograd.backward(*zip(*roots, strict=True))
+            edges, gradients = zip(*roots, strict=True)
+            torch.autograd.backward(edges, gradients)
         self._hand_back(key)
 
     def _backward_input(self, action: Action) -> None:

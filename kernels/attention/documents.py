@@ -71,8 +71,10 @@ def _backward(ctx: Any, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor 
     q, k, v, out, lse = ctx.saved_tensors
     found = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
     for part in document_slices(ctx.bounds):
-        own = (t[:, part] for t in (grad, q, k, v, out))
-        parts = gradients(*own, lse[..., part], ctx.scale, ctx.window)
+        parts = gradients(
+            grad[:, part], q[:, part], k[:, part], v[:, part], out[:, part], lse[..., part],
+            ctx.scale, ctx.window,
+        )  # fmt: skip
         for whole, piece in zip(found, parts, strict=True):
             whole[:, part] = piece
     return (*found, None, None, None)

@@ -178,7 +178,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 def _backward(
     ctx: Any, grad: Tensor, _grad_lse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, None, None]:
-    return (*gradients(grad, *ctx.saved_tensors, ctx.scale, ctx.window), None, None)
+    q, k, v, out, lse = ctx.saved_tensors
+    return (*gradients(grad, q, k, v, out, lse, ctx.scale, ctx.window), None, None)
 
 
 attention.register_autograd(_backward, setup_context=_setup)

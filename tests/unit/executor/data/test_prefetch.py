@@ -76,6 +76,7 @@ def same(prefetcher: Prefetcher, data: RunData, step: int) -> bool:
 FIELDS = ("tokens", "starts", "weights")
 
 
+@pytest.mark.slow
 def test_batches_are_those_that_the_rank_would_read(prefetcher: Prefetcher, data: RunData) -> None:
     assert all(same(prefetcher, data, step) for step in range(5))
     assert all(same(prefetcher, data, step) for step in (20, 21, 2))  # a run that goes back
