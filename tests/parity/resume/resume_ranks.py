@@ -115,14 +115,18 @@ def check(case: Case) -> dict[str, Any]:
     saved = save_checkpoint(trial, own / "a", case.folder, SAVED)
     losses = train(trial, SAVED, END)
     end = save_checkpoint(trial, own / "a", case.folder, END)
+    load_state(trial, saved, read_manifest(saved))  # as after a loss spike
+    back = train(trial, SAVED, END) == losses
+    returned = save_checkpoint(trial, own / "d", case.folder, END)
     again = case.start()
     load_state(again, saved, read_manifest(saved))
     same = train(again, SAVED, END) == losses
     resumed = save_checkpoint(again, own / "b", case.folder, END)
     record: dict[str, Any] = {"plan": case.row.name, "dtype": case.dtype}
-    record["same_losses"] = bool(_all(same))
+    record["same_losses"] = bool(_all(same and back))
     if dist.get_rank() == 0:
         record["differing"] = differing(read_manifest(end), read_manifest(resumed))
+        record["differing_back"] = differing(read_manifest(end), read_manifest(returned))
     if case.row.name in {"single", "single llama", "single muonclip", "bf16 single"}:
         for step in (SAVED, END):
             target = case.base / f"step-{step:08d}"

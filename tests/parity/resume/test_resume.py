@@ -1,9 +1,10 @@
 """A run goes on to the bit under the plan that saved it, and within rounding under any other.
 
 On the same plan weights, moments, momentum, master copies and losses are those of the run that
-did not stop, bit by bit. From the single process's checkpoint every plan arrives where the
-single process does: in float64 to 1e-7 of each tensor's norm, in fp32 to 1e-4. `make test` runs
-a plan of each library and axis, CI (FLOPWRIGHT_REQUIRE_SERVICES=1) everything.
+did not stop, bit by bit; also where a run goes back to what it saved itself, as after a loss
+spike. From the single process's checkpoint every plan arrives where the single process does: in
+float64 to 1e-7 of each tensor's norm, in fp32 to 1e-4. `make test` runs a plan of each library and
+axis, CI (FLOPWRIGHT_REQUIRE_SERVICES=1) everything.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def test_same_plan_goes_on_bit_for_bit(records: list[dict[str, Any]]) -> None:
     assert len(records) > (30 if EVERYTHING else 10)
     for record in records:
         assert record["differing"] == [], record
+        assert record["differing_back"] == [], record
         assert record["same_losses"], record
 
 
