@@ -166,7 +166,14 @@ def compare(
         "loss": float(((losses - theirs) / theirs).abs().max()),
     }
     if mode != "c":
-        out["weights"], out["worst"] = weights_difference(trial, reference, steps, folders[1])
+        differences = weights_differences(trial, reference, steps, folders[1])
+        moe = spec.model.moe
+        if mode == "b" and moe is not None and moe.balance == "quantile":
+            # A histogram's bins are steps: a score that crosses an edge moves its bias by more.
+            apart = {n for n in differences if n.endswith("e_score_correction_bias")}
+            out["biases"] = max(differences.pop(n) for n in apart)
+        out["worst"] = max(differences, key=lambda n: differences[n])
+        out["weights"] = differences[out["worst"]]
     elif routing is not None:
         out["differing"] = first_differing(trial, routing)
     out["seconds"] = time.perf_counter() - began
@@ -180,21 +187,21 @@ def mean_losses(trial: Trial, losses: Tensor) -> Tensor:
     return losses / trial.groups.world.sum_(holders)
 
 
-def weights_difference(
+def weights_differences(
     trial: Trial, reference: Reference, steps: int, out: Path
-) -> tuple[float, str]:
-    """Returns the largest relative difference of a tensor, by norm, and the tensor."""
+) -> dict[str, float]:
+    """Returns the relative difference of each tensor, by norm; rank 0's, 0 on the others."""
     folder = save_checkpoint(trial, out, out, steps)
-    found: tuple[float, str] = (0.0, "")
+    theirs = reference.weights[str(steps)]
+    found = dict.fromkeys(theirs, 0.0)
     if dist.get_rank() == 0:
         weights, _ = load_full(folder)
-        theirs = reference.weights[str(steps)]
         assert set(weights) == set(theirs)
         for name, value in weights.items():
             whole = torch.from_numpy(theirs[name]).double()
             norm = float(whole.norm())
             difference = float((value.double() - whole).norm())
-            found = max(found, (difference / norm if norm else difference, name))
+            found[name] = difference / norm if norm else difference
     dist.barrier()
     return found
 

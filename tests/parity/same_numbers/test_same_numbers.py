@@ -38,32 +38,37 @@ def records(request: pytest.FixtureRequest, references: Path) -> list[dict[str, 
     return found
 
 
-def is_not_reached(record: dict[str, Any]) -> bool:
-    """Whether a row is a target that is not reached: K3 in fp32 over 20 steps (docs/models.md)."""
-    models = {row.name: row.model for row in plans.ROWS}
-    return models[record["plan"]] == "k3" and record["mode"] == "b"
+# What is not reached of mode b (docs/models.md): rounding that KDA's norms make grow, and biases
+# that are read off the bins of a histogram.
+TARGETS: Final = {"dp2 ep2 k3": ("biases",), "cp2 ring k3": ("loss", "biases")}
+
+
+def is_target(record: dict[str, Any], quantity: str) -> bool:
+    """Whether a row's quantity is a target that is not reached."""
+    return record["mode"] == "b" and quantity in TARGETS.get(record["plan"], ())
 
 
 def test_losses_equal_the_single_process(records: list[dict[str, Any]]) -> None:
-    for record in (r for r in records if not is_not_reached(r)):
+    for record in (r for r in records if not is_target(r, "loss")):
         assert record["loss"] <= LOSS[record["mode"]], record
 
 
-def test_every_tensor_equals_the_single_process(records: list[dict[str, Any]]) -> None:
-    for record in (r for r in records if not is_not_reached(r)):
-        if record["mode"] in WEIGHTS:
-            assert record["weights"] <= WEIGHTS[record["mode"]], record
+@pytest.mark.parametrize("quantity", ["weights", "biases"])
+def test_every_tensor_equals_the_single_process(
+    records: list[dict[str, Any]], quantity: str
+) -> None:
+    for record in (r for r in records if quantity in r and not is_target(r, quantity)):
+        assert record[quantity] <= WEIGHTS[record["mode"]], record
 
 
 def test_targets_that_are_not_reached(records: list[dict[str, Any]]) -> None:
-    """Fails once they are: then their rows belong to the tests above."""
-    targets = [r for r in records if is_not_reached(r)]
-    missed = [r for r in targets if r["loss"] > LOSS["b"] or r["weights"] > WEIGHTS["b"]]
+    """Fails once they are: then they belong to the tests above."""
+    bounds = {"loss": LOSS["b"], "biases": WEIGHTS["b"]}
+    targets = [(r, q) for r in records for q in bounds if is_target(r, q)]
+    missed = [f"{r['plan']}: {q} {r[q]:.1e}" for r, q in targets if r[q] > bounds[q]]
     assert missed or not targets
     if missed:
-        pytest.xfail(
-            ", ".join(f"{r['plan']}: {r['loss']:.1e}, {r['weights']:.1e}" for r in missed)
-        )
+        pytest.xfail(", ".join(missed))
 
 
 def test_first_differing_choices_are_near_ties(records: list[dict[str, Any]]) -> None:
