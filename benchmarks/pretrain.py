@@ -214,7 +214,7 @@ def _parsed() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--steps", type=int, default=2000, help="of each training")
+    parser.add_argument("--steps", type=int, default=1500, help="of each training")
     parser.add_argument("--pilot-steps", type=int, default=60)
     parser.add_argument("--explosion-steps", type=int, default=120)
     parser.add_argument("--explosion-rate", type=float, default=0.08)
