@@ -81,7 +81,8 @@ def _backward(ctx: Any, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor 
 
 def _by_group(grad: Tensor, like: Tensor) -> Tensor:
     """Returns gradients by head summed over the queries of each key head."""
-    return grad.unflatten(3, (like.shape[3], -1)).sum(4).to(like.dtype)
+    groups = grad.view(*grad.shape[:3], like.shape[3], -1, grad.shape[-1])
+    return groups.sum(4).to(like.dtype)
 
 
 chained_attention.register_autograd(_backward, setup_context=_setup)

@@ -149,7 +149,7 @@ class _Pulled(torch.autograd.Function):
         return out.view_as(out)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         dtype, device = ctx.like
         return grad, torch.full((), ctx.weight, dtype=dtype, device=device), None
 

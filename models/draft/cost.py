@@ -60,10 +60,10 @@ def draft_cost(spec: ModelSpec, shape: ShardShape, steps: int = STEPS) -> BlockC
         input_gradient=False,
     )  # fmt: skip
     cost.saved("features.input", DEPTHS * state)
-    layer = layer_cost(plain, spec.num_layers + 1, shape)
+    module = layer_cost(plain, spec.num_layers + 1, shape)
     for step in range(1, steps + 1):
         name = f"step{step}."
-        cost.extend(_without_head(layer, chained=step > 1), name)
+        cost.extend(_without_head(module, chained=step > 1), name)
         cost.saved(f"{name}hnorm.input", state)  # the features, or the step's before
         if step > 1:
             _chain(cost, plain, local, step)
@@ -108,8 +108,8 @@ def _without_head(block: BlockCost, chained: bool) -> BlockCost:
     Args:
         chained: its keys and values are kept in the chain.
     """
-    again = f"{HEAD_AGAIN}lm_head", f"{HEAD_AGAIN}loss", f"{HEAD_AGAIN}logits"
-    again += f"{HEAD_AGAIN}targets", f"{HEAD_AGAIN}norm.out"
+    leaves = ("lm_head", "loss", "logits", "targets", "norm.out")
+    again = tuple(f"{HEAD_AGAIN}{leaf}" for leaf in leaves)
     gone = (*again, *(("self_attn.k", "self_attn.v") if chained else ()))
     rows = np.array([not n.startswith(again) for n in block.ops.name])[:, None]
     lives = np.array([n not in gone and not n.startswith(again) for n in block.lives.name])

@@ -10,7 +10,6 @@ Module names are those of transformers 5, which parameters have here too.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -109,11 +108,11 @@ def save_adapters(stage: Stage, folder: Path, base: str = "") -> None:
     tensors = dict(pair for n, a in found.items() for pair in _stored(n, a))
     written = folder / f".{WEIGHTS_FILE}.tmp"
     save_file(tensors, written, metadata={"format": "pt"})
-    os.replace(written, folder / WEIGHTS_FILE)
+    written.replace(folder / WEIGHTS_FILE)
     text = json.dumps(_config(found, base), indent=2, sort_keys=True) + "\n"
     written = folder / f".{CONFIG_FILE}.tmp"
     written.write_text(text, encoding="utf-8")
-    os.replace(written, folder / CONFIG_FILE)
+    written.replace(folder / CONFIG_FILE)
 
 
 def load_adapters_(stage: Stage, folder: Path) -> None:

@@ -97,8 +97,9 @@ def _product(rows: Tensor, weight: Tensor, adapter: Adapter | None, counts: Tens
     out: Tensor = grouped_gemm(rows, weight, counts)
     if adapter is None:
         return out
-    low = grouped_gemm(rows, adapter.down, counts) * adapter.scale
-    return out + grouped_gemm(low, adapter.up, counts)
+    low: Tensor = grouped_gemm(rows, adapter.down, counts) * adapter.scale
+    added: Tensor = grouped_gemm(low, adapter.up, counts)
+    return out + added
 
 
 def _plus(rows: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:

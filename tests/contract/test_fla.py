@@ -65,7 +65,7 @@ save_file(out, folder / "results.safetensors")
 
 
 def _inputs() -> dict[str, Tensor]:
-    """Two sequences of four chunks of 64, a state before them; keys and queries are unit vectors."""
+    """Two sequences of four chunks of 64 and a state before them; unit vectors as keys."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
