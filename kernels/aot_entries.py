@@ -189,6 +189,18 @@ def _kda(heads: int) -> Callable[[], None]:
     return run
 
 
+def _kda_across(heads: int) -> Callable[[], None]:
+    def run() -> None:
+        from flopwright.kernels.kda import across_kernel
+
+        q, g = _meta(1, TOKENS, heads, 128), _meta(1, TOKENS, heads, 128, dtype=FP32)
+        beta = _meta(1, TOKENS, heads, dtype=FP32)
+        across_kernel.summary(q, q, g, beta)
+        across_kernel.state_gradient(q, q, q, g, beta, 128**-0.5)
+
+    return run
+
+
 SITU: Final = (4.0, 25.0)
 LLAMA: Final = "Llama-70B"
 # (kernel, model) -> its launches. Experts: K2 with 16 expert-parallel ranks, K3 with 64.
@@ -219,5 +231,6 @@ ENTRIES: Final[dict[tuple[str, str], Callable[[], None]]] = {
     ("newton_schulz", "K2"): _schulz(24, 2048, 7168),
     ("newton_schulz", "K3"): _schulz(14, 3072, 3584),
     ("kda", "K3"): _kda(96),
+    ("kda_across", "K3"): _kda_across(96),
     ("balance_histogram", "K3"): _histogram(896),
 }

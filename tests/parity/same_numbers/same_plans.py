@@ -188,9 +188,9 @@ FOUR_RANKS: Final = (
     Row("cp4 ring k3", "k3", {"cp": 4}, "k3", modes="a"),
     Row("tp2 cp2 all_gather k3", "k3", CP2 | {"tp": 2}, "k3", modes="a"),
     Row(
-        "pp2 fsdp2 zero3 interleaved k3",
+        "pp2 fsdp2 zero1 interleaved k3",
         "k3",
-        V | FSDP | INTERLEAVED | {"zero_stage": 3},
+        V | FSDP | INTERLEAVED | {"zero_stage": 1},
         "k3",
         modes="a",
     ),
