@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat, StringConstraints, model_validator
 
 from flopwright.errors import InputError, Violation, did_you_mean
 from flopwright.spec.base import Spec
@@ -25,6 +25,10 @@ from flopwright.spec.yaml_lines import read_yaml
 
 # Samples in which every domain has exactly its share.
 BLOCK: Final = 1000
+# Of domains, which are names of folders too.
+DomainName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=64)
+]
 
 
 class MixtureFile(Spec):
@@ -35,7 +39,7 @@ class MixtureFile(Spec):
         mixtures: weights of domains, by name; a domain that is left out has none.
     """
 
-    domains: dict[str, str] = Field(min_length=1)
+    domains: dict[DomainName, str] = Field(min_length=1)
     mixtures: dict[str, dict[str, NonNegativeFloat]] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -7,11 +7,12 @@ record batch of an Arrow file.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from flopwright.errors import InputError
+from flopwright.errors import InputError, Violation
 from flopwright.executor.data.records import (
     arrow_batches,
     read_arrow_batch,
@@ -24,6 +25,7 @@ from flopwright.executor.data.text import no_text, read_document
 
 PIECE_BYTES: Final = 2**18
 MAX_PIECES: Final = 2**16
+_MARKED_BYTES: Final = 2**16
 
 Kind = Literal["files", "bytes", "row_group", "record_batch"]
 
@@ -35,6 +37,7 @@ class Piece(NamedTuple):
         files: one, or several text files.
         first, stop: bytes of a JSONL file; of a row group or a record batch its number is first.
         root: the folder that text files must lie in; "" for a file that was named.
+        marks: of each file its size and a checksum of its beginning, when the text was looked at.
     """
 
     kind: Kind
@@ -42,14 +45,24 @@ class Piece(NamedTuple):
     first: int = 0
     stop: int = 0
     root: str = ""
+    marks: tuple[str, ...] = ()
 
     def documents(self) -> Iterator[str]:
         """Yields the documents that are not blank, in order.
 
         Raises:
-            InputError: a broken record, with its file and place in it.
+            InputError: a broken record, with its file and place in it, or a file that has
+                changed since the text was looked at.
         """
+        self._refuse_changed()
         return (text for text in self._texts() if text.strip())
+
+    def _refuse_changed(self) -> None:
+        for name, mark in zip(self.files, self.marks, strict=True):
+            if _mark(Path(name)) != mark:
+                rule = "the file has changed since the run began: its data would be another"
+                fix = "bring the text back, or begin a new run in another folder"
+                raise InputError(Violation(file=name, rule=rule, nearest_fix=fix))
 
     def _texts(self) -> Iterator[str]:
         path = Path(self.files[0])
@@ -72,7 +85,9 @@ def find_pieces(path: Path | None) -> tuple[tuple[Piece, ...], str]:
     """
     source = find_source(path)
     size = max(PIECE_BYTES, sum(map(_size, source.files)) // MAX_PIECES)
-    pieces = tuple(_of_records(source, size) if source.records else _of_texts(source, size))
+    found = list(_of_records(source, size) if source.records else _of_texts(source, size))
+    marks = {name: _mark(Path(name)) for piece in found for name in piece.files}
+    pieces = tuple(p._replace(marks=tuple(marks[name] for name in p.files)) for p in found)
     if not pieces:
         assert path is not None
         raise no_text(path, 0)
@@ -84,6 +99,15 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0  # a dangling link; reading it gives nothing
+
+
+def _mark(path: Path) -> str:
+    """Returns a file's size and a checksum of its first bytes; nothing where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return f"{path.stat().st_size}-{zlib.crc32(file.read(_MARKED_BYTES)):08x}"
+    except OSError:
+        return ""
 
 
 def _of_texts(source: Source, size: int) -> Iterator[Piece]:
@@ -128,6 +152,9 @@ def read_pieces(path: Path) -> tuple[Piece, ...]:
     """
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(Piece(k, tuple(files), a, b, root) for k, files, a, b, root in rows)
+        return tuple(
+            Piece(k, tuple(files), a, b, root, tuple(marks))
+            for k, files, a, b, root, marks in rows
+        )
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path} does not hold the pieces of a text: {error}") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
 from flopwright.spec.base import Spec
 
@@ -19,7 +19,7 @@ class DocumentLength(Spec):
     """Documents of about so many tokens, and their share by number (of any sum)."""
 
     tokens: int = Field(ge=1, le=MAX_DOCUMENT)
-    share: PositiveFloat
+    share: float = Field(ge=1e-9, le=1e9)
 
 
 class Packing(Spec):

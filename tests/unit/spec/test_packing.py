@@ -64,7 +64,12 @@ def test_a_workload_without_packing_is_written_as_before() -> None:
     lengths = [DocumentLength(tokens=512, share=3), DocumentLength(tokens=64, share=1)]
     data = MINI.to_data() | {"packing": Packing(lengths=tuple(lengths)).to_data()}
     assert type(MINI).model_validate(data).packing == Packing(lengths=tuple(lengths))
-    for wrong in ({"tokens": 0, "share": 1}, {"tokens": 8, "share": 0}, {"tokens": 8}):
+    for wrong in (
+        {"tokens": 0, "share": 1},
+        {"tokens": 8, "share": 0},
+        {"tokens": 8, "share": 1e308},
+        {"tokens": 8},
+    ):
         with pytest.raises(ValidationError):
             Packing.model_validate({"lengths": [wrong]})
 

@@ -127,3 +127,10 @@ def test_a_mixture_has_to_be_named_where_there_are_several(file):
     for name, said in ((None, "base, anneal"), ("anneall", "anneal")):
         with pytest.raises(InputError, match=said):
             chosen_weights(mixtures, name, file)
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/x", "", "a b", ".hidden"])
+def test_names_of_domains_are_names_of_folders_and_nothing_more(file, name):
+    file.write_text(f"domains: {{{name!r}: a.txt}}\nmixtures: {{base: {{{name!r}: 1}}}}\n")
+    with pytest.raises(InputError, match="domains"):
+        load_mixtures(file)

@@ -252,3 +252,14 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
 def saved_dataset_of(folder: Path, splits: list[str]) -> None:
     folder.mkdir()
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
+
+
+def test_a_text_that_has_changed_is_refused_where_it_is_read_on(tmp_path: Path) -> None:
+    path = written("files", tmp_path / "t")
+    folder, workload = prepared(path, tmp_path / "data")
+    opened(path, folder, workload).tape.read(0, 9000)
+    for file in (folder / tape_module.TOKENS_DIR).iterdir():
+        file.unlink()
+    (path / "007.txt").write_text("other words")
+    with pytest.raises(InputError, match=r"007.txt: the file has changed since the run began"):
+        opened(path, folder, workload).tape.read(0, 9000)
