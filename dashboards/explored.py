@@ -48,9 +48,9 @@ def draw_verdict(result: SearchResult, view: View, *, wide: bool) -> Callable[[]
     put(2, "MFU", f"{metrics.mfu:.1%}", f"provenance: {best.prediction.provenance}")
     hours = f"{show_count(whole.gpu_hours)} GPU-hours"
     put(3, "whole run", show_seconds(86400 * whole.days), hours)
-    money = "-" if whole.usd is None else f"{show_count(whole.usd)} USD"
+    money = "-" if whole.usd is None else show_count(whole.usd)
     steps = plural(whole.steps, "step")
-    put(4, "money", money, steps if whole.usd is not None else f"{steps}; no price is known")
+    put(4, "money (USD)", money, steps if whole.usd is not None else f"{steps}; no price is known")
     place = st.empty()
     place.caption("What binds: being priced")
     if _is_first_look(result):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import streamlit as st
 
@@ -33,10 +33,11 @@ def chosen_round() -> Chosen[RolloutScenario]:
     Raises:
         InputError: the uploaded file is no round.
     """
+    place = st.container()
     own = _upload("round", uploaded_round)
     if own is not None:
         return _shown(Chosen(f"{own.name}.yaml", own))
-    return _shipped("rollout", round_names(), load_rollout_scenario)
+    return _shipped(place, "rollout", round_names(), load_rollout_scenario)
 
 
 def chosen_loop() -> Chosen[LoopScenario]:
@@ -45,10 +46,11 @@ def chosen_loop() -> Chosen[LoopScenario]:
     Raises:
         InputError: the uploaded file is no loop.
     """
+    place = st.container()
     own = _upload("loop", uploaded_loop)
     if own is not None:
         return _shown(Chosen(f"{own.rollout.name}.yaml", own))
-    return _shipped("loop", _loops(), load_loop_scenario)
+    return _shipped(place, "loop", _loops(), load_loop_scenario)
 
 
 @cache
@@ -67,9 +69,10 @@ def _upload(kind: str, read: Callable[[str, bytes], T]) -> T | None:
     return None if file is None else read(file.name, file.getvalue())
 
 
-def _shipped(key: str, names: Sequence[str], load: Callable[[str], T]) -> Chosen[T]:
-    """Returns the scenario of a select box, which the address keeps as `key`."""
-    name = chosen("Scenario", names, key)
+def _shipped(place: Any, key: str, names: Sequence[str], load: Callable[[str], T]) -> Chosen[T]:
+    """Returns the scenario of a select box in `place`, which the address keeps as `key`."""
+    with place:
+        name = chosen("Scenario", names, key)
     keep_in_url(**{key: name})
     return _shown(Chosen(name, load(name)))
 

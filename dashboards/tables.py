@@ -34,8 +34,12 @@ def as_markdown(rows: pd.DataFrame) -> str:
     """Returns a small table as Markdown, numbers to the right."""
     numbers = [pd.api.types.is_numeric_dtype(kind) for kind in rows.dtypes]
     lines = [list(rows.columns), ["--:" if right else "---" for right in numbers]]
-    lines += [[str(value) for value in row] for row in rows.astype(object).to_numpy()]
+    lines += [[_text(value) for value in row] for row in rows.astype(object).to_numpy()]
     return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines)
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cell(text: str) -> str:

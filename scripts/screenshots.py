@@ -58,7 +58,7 @@ PLAN = (
     "plan=pp%3D16+ep%3D16+zero_stage%3D1+recompute%3Dselective+fp8_activations+activation_offload"
 )
 PAGES = (
-    Page("explore", f"?scenario={K2}&top=5", "521,004 candidates", 3),
+    Page("explore", f"?scenario={K2}&top=5", r"\d{3},\d{3} candidates", 3),
     Page("plan", f"plan?scenario={K2}", "Download plan.yaml", 1),
     Page("rollouts", "rollouts?rollout=kimi_k2_like_256gpu_h800&sweep=1", "Best lambda", 3),
     Page("compare", "compare", "Predicted against measured step time|No runs yet", 0),
