@@ -93,7 +93,7 @@ class GroupContextParallel:
 
     def by_runs(self, x: Tensor) -> Tensor:
         """Returns [B, S, ...] as [B * runs, S / runs, ...]."""
-        return x.unflatten(1, (len(self.runs), -1)).flatten(0, 1)
+        return x.reshape(-1, x.shape[1] // len(self.runs), *x.shape[2:])
 
     def before_runs(self, tensors: Sequence[Tensor], count: int) -> tuple[Tensor | None, ...]:
         """Returns of each [B * runs, L, C] the `count` positions before its runs."""

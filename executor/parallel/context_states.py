@@ -45,7 +45,7 @@ def inputs_before_runs(
     """
     ends = torch.cat([t[:, -count:] for t in tensors], -1)
     before: Tensor = _Before.apply(cp, count, ends)  # type: ignore[no-untyped-call]
-    return before.split([t.shape[-1] for t in tensors], -1)
+    return torch.split(before, [t.shape[-1] for t in tensors], -1)
 
 
 def _of_all_runs(cp: GroupContextParallel, x: Tensor, name: str) -> list[Tensor]:

@@ -69,7 +69,8 @@ def carried(summaries: Sequence[Tensor], own: Sequence[int], *, back: bool) -> T
     found: dict[int, Tensor] = {}
     state: Tensor | None = None
     for place in order:
-        made, through = summaries[place].split((summaries[place].shape[-1] - width, width), -1)
+        sizes = [summaries[place].shape[-1] - width, width]
+        made, through = torch.split(summaries[place], sizes, -1)
         if state is None:
             found[place], state = torch.zeros_like(made), made
             continue
