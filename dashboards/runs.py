@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
 from flopwright.dashboards.results import results
+from flopwright.errors import InputError
 from flopwright.report.compare_report import ComparisonReport, make_report
 from flopwright.report.drift import find_drifts
 from flopwright.report.metrics import Measurement
@@ -34,31 +36,46 @@ def calibrations(measurements: Sequence[Measurement]) -> dict[str, Calibration]:
     return {c.id: c for c in order}
 
 
-def compared_runs(
-    measurements: Sequence[Measurement], calibration: Calibration
-) -> ComparisonReport:
+class Compared(NamedTuple):
+    """Runs compared, and by plan name the rule that stands against those not to be predicted."""
+
+    report: ComparisonReport
+    left_out: dict[str, str]
+
+
+def compared_runs(measurements: Sequence[Measurement], calibration: Calibration) -> Compared:
     """Returns the runs of the calibration's stack compared under it; once for the same runs.
 
     Where the calibration was learnt or measured, the public prior stands beside it as
     `before`.
+
+    Raises:
+        InputError: none of them can be predicted.
     """
     kind = "compared " + " ".join(m.content_hash() for m in measurements)
     kept = results().get(kind, calibration)
     if kept is None:
         kept = _compared(measurements, calibration)
         results().put(kind, calibration, kept)
-    assert isinstance(kept, ComparisonReport)
+    assert isinstance(kept, Compared)
     return kept
 
 
-def _compared(measurements: Sequence[Measurement], calibration: Calibration) -> ComparisonReport:
-    runs = []
+def _compared(measurements: Sequence[Measurement], calibration: Calibration) -> Compared:
+    runs, refused = [], dict[str, InputError]()
     for measurement in measurements:
         if calibration.stack_id in {"", measurement.fingerprint.stack_id()}:
             public = prior_of(measurement)
             before = None if calibration == public else public
-            runs.append(compared_run(measurement, before, calibration))
-    return make_report(runs, find_drifts(measurements))
+            try:
+                runs.append(compared_run(measurement, before, calibration))
+            except InputError as error:
+                refused[measurement.plan_name] = error
+    if refused and not runs:
+        raise next(iter(refused.values()))
+    words = {name: "; ".join(v.rule for v in e.violations) for name, e in refused.items()}
+    kept = [m for m in measurements if m.plan_name not in refused]
+    return Compared(make_report(runs, find_drifts(kept)), words)
 
 
 def chosen_runs(measurements: Sequence[Measurement], words: str) -> list[Measurement]:

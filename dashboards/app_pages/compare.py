@@ -104,19 +104,22 @@ def _against(name: str, steps: Sequence[Measurement]) -> None:
         known = calibrations(steps)
         calibration = chosen("Calibration", list(known), "calibration")
         keep_in_url(calibration=calibration)
-        report = compared_runs(steps, known[calibration])
+        report, left_out = compared_runs(steps, known[calibration])
     except InputError as error:
         show_problems(error, "These runs cannot be predicted")
         return
     if not report.runs:
         st.warning("No run of the stack that this calibration speaks of.")
         return
+    for plan, rule in left_out.items():
+        st.warning(f"Left out: {plan}: {rule}")
     if len(report.runs) < len(steps):
         st.caption(
             f"{plural(len(report.runs), 'run')} of the stack that this calibration speaks of."
         )
     store = ["--store", str(parts.store_url())] if parts.store_url() is not None else []
-    command = ["flopwright", "compare", "--calibration", calibration, *store]
+    exclude = [word for plan in left_out for word in ("--exclude", plan)]
+    command = ["flopwright", "compare", "--calibration", calibration, *exclude, *store]
     if name == _ONE:
         draw_one_run(report, command)
     else:

@@ -463,6 +463,24 @@ def test_compare_shows_runs(home: Path) -> None:
     assert "No run holds" in app.warning[0].value
 
 
+def offloaded(run: Measurement) -> Measurement:
+    """A run whose plan needs a link to the host that its cluster does not have."""
+    assert run.plan is not None
+    plan = json.loads(json.dumps(run.plan))
+    plan["parallel"] |= {"zero_stage": 1, "optimizer_offload": True}
+    return run.model_copy(update={"plan": plan})
+
+
+@pytest.mark.slow
+def test_compare_leaves_out_what_cannot_be_predicted_by_name(home: Path) -> None:
+    open_store().add_all([measured("a", 1.1), offloaded(measured("old", 1.2))])
+    app = open_page("compare")
+    assert not app.exception
+    assert list(app.dataframe[0].value["plan"]) == ["a"]
+    assert "old" in app.warning[0].value
+    assert "--exclude old" in commands(app)[0]
+
+
 @pytest.mark.slow
 def test_compare_shows_the_published_runs(home: Path) -> None:
     app = open_page("compare", tab="Published runs")
@@ -506,7 +524,7 @@ def test_compare_shows_what_the_verb_prints(home: Path) -> None:
     done = run_cli("compare", "--calibration", learnt, "--json")
     assert commands(app)[0] == f"flopwright compare --calibration {learnt}"
     assert done.returncode == 0, done.stderr
-    report = compared_runs(runs, calibrations(runs)[learnt])
+    report = compared_runs(runs, calibrations(runs)[learnt]).report
     assert json.loads(done.stdout) == report.to_data()
     assert [m.label for m in app.metric][:3] == [
         "median error before",
