@@ -17,7 +17,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
@@ -29,8 +29,8 @@ from flopwright.executor.launch.machine import die_with_parent
 Frame = list[bytes]
 
 
-def main() -> int:
-    """Writes the batches of the steps that were asked for; returns the exit code."""
+def main() -> NoReturn:
+    """Writes the batches of the steps that were asked for, and ends the process."""
     die_with_parent()
     # whoever tells the ranks to end tells this process too; its rank still needs it then
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -52,7 +52,7 @@ def main() -> int:
         code = 2
     waiting.put(None)
     writer.join()
-    return code
+    os._exit(code)  # the thread that listens holds what an orderly end would wait for
 
 
 def opened(reading: Reading) -> RunData:
@@ -102,4 +102,4 @@ def _write(out: BinaryIO, waiting: queue.Queue[Frame | None]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
