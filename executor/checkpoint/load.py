@@ -146,5 +146,10 @@ def _first(entry: FileEntry) -> str:
 
 def _refuse(path: Path, rule: str, tensor: str) -> InputError:
     return InputError(
-        Violation(file=str(path), field=tensor, rule=rule, nearest_fix="use an earlier checkpoint")
+        Violation(
+            file=str(path),
+            field=tensor,
+            rule=rule,
+            nearest_fix=f"remove {path.parent.name}: the one before it is then gone on from",
+        )
     )

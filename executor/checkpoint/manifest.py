@@ -266,5 +266,9 @@ def _hash_json(data: Any) -> str:
 
 def _broken(path: Path, rule: str) -> InputError:
     return InputError(
-        Violation(file=str(path), rule=rule, nearest_fix="use an earlier checkpoint")
+        Violation(
+            file=str(path),
+            rule=rule,
+            nearest_fix=f"remove {path.parent.name}: the one before it is then gone on from",
+        )
     )

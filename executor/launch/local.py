@@ -157,7 +157,11 @@ def _supervise(
         finally:
             end_torchrun(process)
     if process.returncode != 0:
-        raise _failure(out_dir, process.returncode)
+        failure = _failure(out_dir, process.returncode)
+        if stop.asked and request.checkpoints:
+            text = f"told to end, it could not save first: {failure}"
+            raise RunStoppedError(text) from failure
+        raise failure
     if (out_dir / STOPPED_FILE).is_file():
         record = json.loads((out_dir / STOPPED_FILE).read_text(encoding="utf-8"))
         raise RunStoppedError(stopped_text(record, out_dir))

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
+from flopwright.errors import InputError, Violation
 from flopwright.plan.file import PlanFile
 from flopwright.spec.base import Spec
 from flopwright.spec.workload import Workload
@@ -127,8 +128,17 @@ def read_retired(out_dir: Path) -> frozenset[str]:
 
 
 def read_request(path: Path) -> RunRequest:
-    """Returns the request that `write_json` wrote."""
-    return RunRequest.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    """Returns the request that `write_json` wrote.
+
+    Raises:
+        InputError: it is truncated, or of another version.
+    """
+    try:
+        return RunRequest.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:  # pydantic's too
+        rule = "truncated, or not what this version of flopwright writes"
+        fix = "start in another folder: its checkpoints can be read by themselves"
+        raise InputError(Violation(file=str(path), rule=rule, nearest_fix=fix)) from error
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flopwright.errors import InputError, Violation
-from flopwright.executor.checkpoint.manifest import steps_of
+from flopwright.executor.checkpoint.manifest import step_folder, steps_of
 from flopwright.executor.launch.request import (
     ERROR_DIR,
     PROGRESS_FILE,
@@ -105,6 +105,19 @@ def clear_last_end(out_dir: Path, request: RunRequest) -> None:
 def undo_after(out_dir: Path, request: RunRequest) -> None:
     """Takes back what a folder records of steps behind the one it is gone on from."""
     cut_records(out_dir, request.resume_step, request.steps_per_round)
+
+
+def remake_end(out_dir: Path, request: RunRequest) -> None:
+    """Takes back the last checkpoint of a run that ended before its results were written.
+
+    It is made again, and would else be taken for newer than those on the way there.
+    """
+    for entry in request.entries:
+        folder = out_dir / checkpoint_dir(entry.name) / step_folder(request.steps)
+        if folder.is_dir():
+            gone = folder.with_name(f".tmp-old-{folder.name}")
+            folder.rename(gone)
+            shutil.rmtree(gone)
 
 
 def cut_records(out_dir: Path, step: int, steps_per_round: int) -> None:

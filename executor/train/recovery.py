@@ -139,11 +139,13 @@ class Recovery:
         trial.set_skipped(skipped)
         saves.went_back(entry, back)
         if dist.get_rank() == 0:
-            self._tell(trial, spike, own, back)
+            self._tell(entry, trial, spike, own, back)
         return back
 
-    def _tell(self, trial: Trial, spike: Spike, own: dict[int, float], back: int) -> None:
-        memory = self.memories[0]
+    def _tell(
+        self, entry: int, trial: Trial, spike: Spike, own: dict[int, float], back: int
+    ) -> None:
+        memory = self.memories[entry]
         text = (
             f"{spike.what} {spike.value:.4g} {spike_text(spike, trial.entry.name, own)}. Going "
             f"back to the checkpoint of {back} steps and leaving out the data of steps "

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from flopwright.errors import InputError, Violation
-from flopwright.executor.checkpoint.load import load_full
+from flopwright.executor.checkpoint.load import checkpoint_tokenizer, load_full
 from flopwright.executor.checkpoint.manifest import (
     Manifest,
     check_hashes,
@@ -18,7 +18,7 @@ from flopwright.executor.checkpoint.manifest import (
     read_manifest,
     step_folder,
 )
-from flopwright.executor.checkpoint.save import RunState, Saver
+from flopwright.executor.checkpoint.save import RunState, Saver, prune
 from flopwright.executor.data.batches import TOKENIZER_FILE
 from flopwright.executor.launch.request import DATA_DIR, RunRequest, checkpoint_dir, hf_dir
 from flopwright.executor.train.saved_state import load_state, own_state
@@ -58,12 +58,19 @@ class Saves:
     def at_end(self, entry: int, steps: int) -> None:
         """Begins to save a plan's end, if that is asked for and not done; collective."""
         if self._request.checkpoints and self._last[entry] != steps:
+            # one more stays until all is written: what is not would be made from it again
+            self._savers[entry].keep = self._request.keep_checkpoints + 1
             self._start(entry, steps)
 
     def settle(self, entry: int) -> None:
         """Returns once a plan's last save stands on all ranks; collective."""
         self._savers[entry].wait()
         self._savers[entry].barrier()
+
+    def ended(self, entry: int) -> None:
+        """Removes what need not stay once a plan's end is written; one rank calls it."""
+        folder = self._out_dir / checkpoint_dir(self._trials[entry].entry.name)
+        prune(folder, self._request.keep_checkpoints)
 
     def went_back(self, entry: int, steps: int) -> None:
         """Takes note that a plan goes on from an earlier checkpoint."""
@@ -90,6 +97,7 @@ def go_on(trial: Trial, out_dir: Path, step: int) -> Manifest:
     if manifest.step != step:
         rule = f"the folder's name says step {step}"
         raise InputError(Violation(file=str(where), value=str(manifest.step), rule=rule))
+    checkpoint_tokenizer(where, manifest)
     load_state(trial, where, manifest)
     return manifest
 
@@ -108,6 +116,7 @@ def begin_with(trial: Trial, where: Path) -> None:
     if theirs != mine:
         rule = f"the checkpoint is of {theirs.name}, with other tensors than {mine.name}"
         raise InputError(Violation(file=str(where), field="model", rule=rule))
+    checkpoint_tokenizer(where, manifest)
     load_state(trial, where, manifest)
 
 

@@ -30,7 +30,7 @@ from flopwright.executor.launch.request import (
     RunRequest,
     write_json,
 )
-from flopwright.executor.launch.resume import is_done, undo_after
+from flopwright.executor.launch.resume import is_done, remake_end, undo_after
 from flopwright.executor.launch.stopped import stopped_record, stopped_text
 from flopwright.executor.parallel.groups import GroupRegistry
 from flopwright.executor.train.evaluate import held_out_loss
@@ -117,6 +117,7 @@ def run(request: RunRequest, out_dir: Path, device: torch.device, show: Progress
         _begin(request, trials, out_dir, keepers)
         if first:  # what it goes on from could be read
             undo_after(out_dir, request)
+            remake_end(out_dir, request)
         histories = run_rounds(trials, request, out_dir, say, keepers)
         if keepers.stops.order is not None:
             _stop(trials, histories, out_dir, say, keepers)
@@ -171,6 +172,8 @@ def _stop(
             if made:
                 saves.at_end(i, made)
             saves.settle(i)
+            if dist.get_rank() == 0:
+                saves.ended(i)
     keepers.stops.saved()
     order = keepers.stops.order
     assert order is not None
@@ -207,6 +210,7 @@ def _finish(
                 trial, request, histories[i], times[i], memory, held_out, floor
             )
             write_measurement(out_dir, measurement, histories[i])
+            saves.ended(i)
     dist.barrier()
 
 
