@@ -75,6 +75,11 @@ def dry_run(path: Path, rank: str, *, quiet: bool) -> tuple[PlanFile, list[RoleR
     plan = load_plan(path)
     broken = [*plan_violations(plan.parallel, plan.scenario), *unsupported(plan)]
     broken = broken or unlisted(plan.scenario, plan.parallel)
+    packing = plan.scenario.workload.packing
+    if packing is not None and packing.lengths:
+        rule = "a dry step has whole rows, whose attention is not that of documents"
+        fix = "make a plan without lengths (packing: {})"
+        broken.append(Violation(field="workload.packing.lengths", rule=rule, nearest_fix=fix))
     if broken:
         raise InputError(broken)
     asked = roles(plan.parallel) if rank == ALL_ROLES else (Role(_number(rank, plan), True),)
