@@ -283,6 +283,10 @@ def storage(runs: Runs) -> dict[str, Any]:
         found[name] = runs.start(name) | {"changed": changed(runs, name, before)}
     found["half again"] = runs.start("half")
     found["result"] = runs.result("half")
+    # killed after its last checkpoint, before what it showed was written
+    (runs.folder / "half" / "measurement-x.json").unlink()
+    found["unmeasured"] = runs.start("half")
+    found["measured"] = runs.result("half")
     return found
 
 
@@ -314,7 +318,19 @@ def damages(runs: Runs) -> dict[str, Callable[[Path], None]]:
             path.unlink()  # it may be a name of the cache's file
             path.write_text(other)
 
-    return {"corrupt": corrupt, "foreign": foreign, "tokenizer": tokenizer}
+    def own_tokenizer(folder: Path) -> None:
+        (last(folder) / "tokenizer.json").write_text("{}")
+
+    def request(folder: Path) -> None:
+        (folder / "request.json").write_text("{")
+
+    return {
+        "corrupt": corrupt,
+        "foreign": foreign,
+        "tokenizer": tokenizer,
+        "own tokenizer": own_tokenizer,
+        "request": request,
+    }
 
 
 def main() -> None:
