@@ -225,8 +225,9 @@ _READERS: Final[dict[str, tuple[str, Callable[[tuple[Any, ...]], _Shape]]]] = {
 # Named like a product, but priced by the bytes it moves.
 _BYTES: Final = frozenset({"flopwright::short_conv", "flopwright::short_conv_backward"})
 
-# Where the narrow operands of those stand that take or return sums in fp32.
+# Where the narrow operands of those stand that take or return sums in fp32, or positions.
 _OPERAND: Final = {
+    "flopwright::select_keys": 0,
     "flopwright::linear_cross_entropy_backward": 1,
     "flopwright::linear_cross_entropy_terms": 0,
     "flopwright::linear_cross_entropy_part_backward": 1,

@@ -112,7 +112,9 @@ def stage_tensors(spec: ModelSpec, plan: ParallelPlan, stage: int) -> tuple[Para
     if stage == 0:
         layers.insert(0, EMBEDDING_LAYER)
     if stage == stage_of_chunk(plan, plan.num_chunks - 1):
-        layers.extend(range(spec.num_layers, spec.num_layers + 1 + spec.mtp_layers))
+        # As a stage's module has them: prediction modules are layers, norm and head stand last.
+        layers.extend(range(spec.num_layers + 1, spec.num_layers + 1 + spec.mtp_layers))
+        layers.append(spec.num_layers)
     return tuple(p for layer in layers for p in layer_parameters(spec, layer))
 
 

@@ -22,7 +22,7 @@ from flopwright.simulator.training.rank_step import rank_step
 from flopwright.spec.load import dump_yaml, load_model, load_scenario, make_plan_file
 
 SCENARIO = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
-LAYERS = {"kimi_k2": 5, "llama31_405b": 6}
+LAYERS = {"kimi_k2": 5, "llama31_405b": 6, "deepseek_v32": 5, "deepseek_v3_mtp": 4}
 
 
 def _plan(
@@ -61,6 +61,8 @@ PLANS = {
     "recompute": _plan(**EXPERTS, recompute="full"),
     "selective": _plan(**EXPERTS, recompute="selective", fp8_activations=True),
     "offload": _plan(**EXPERTS, activation_offload=True),
+    "sparse_attention": _plan("deepseek_v32", **EXPERTS),
+    "prediction_module": _plan("deepseek_v3_mtp", **EXPERTS, pp=1, batch=2),
     "interleaved": _plan(**EXPERTS, vpp=2, schedule="interleaved_1f1b"),
     "zero_bubble": _plan(**EXPERTS, schedule="zb_h1"),
     "dualpipe": _plan(**EXPERTS, vpp=2, schedule="dualpipe_v", layers=12),
