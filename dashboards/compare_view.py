@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -31,8 +31,24 @@ def draw_summary(report: ComparisonReport) -> None:
             inside = f"{summary.inside_interval:.0%} inside the interval"
             column.caption(f"{plural(summary.runs, 'run')}, {inside}")
     floor = report.noise_floor
-    columns[-1].metric("noise floor", "not measured" if floor is None else f"{floor:.1%}")
-    columns[-1].caption("one plan measured twice: smaller errors say nothing")
+    columns[-1].metric("noise floor", "-" if floor is None else f"{floor:.1%}")
+    known = "no plan" if floor is None else "one plan"
+    columns[-1].caption(f"{known} measured twice: errors below it say nothing")
+
+
+def draw_left_out(left_out: Mapping[str, str], shown: int, of: int) -> None:
+    """Names the runs that cannot be predicted, by the rule that stands against them.
+
+    Args:
+        shown, of: runs that are compared, of all that were searched for.
+    """
+    by_rule: dict[str, list[str]] = {}
+    for plan, rule in left_out.items():
+        by_rule.setdefault(rule, []).append(plan)
+    for rule, plans in by_rule.items():
+        st.warning(f"**Left out: {', '.join(plans)}.** {rule[:1].upper()}{rule[1:]}.")
+    if shown < of:
+        st.caption(f"{plural(shown, 'run')} of the stack that this calibration speaks of.")
 
 
 def draw_one_run(report: Any, command: list[str]) -> None:

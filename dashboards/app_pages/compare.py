@@ -9,7 +9,12 @@ import pandas as pd
 import streamlit as st
 
 from flopwright.dashboards import compare_figures, figures, parts, tables
-from flopwright.dashboards.compare_view import draw_environment, draw_one_run, draw_summary
+from flopwright.dashboards.compare_view import (
+    draw_environment,
+    draw_left_out,
+    draw_one_run,
+    draw_summary,
+)
 from flopwright.dashboards.parts import chart, chosen, keep_in_url, open_tab, show_problems
 from flopwright.dashboards.published_view import draw_published
 from flopwright.dashboards.runs import calibrations, chosen_runs, compared_runs, holding
@@ -111,15 +116,10 @@ def _against(name: str, steps: Sequence[Measurement]) -> None:
     if not report.runs:
         st.warning("No run of the stack that this calibration speaks of.")
         return
-    for plan, rule in left_out.items():
-        st.warning(f"Left out: {plan}: {rule}")
-    if len(report.runs) < len(steps):
-        st.caption(
-            f"{plural(len(report.runs), 'run')} of the stack that this calibration speaks of."
-        )
-    store = ["--store", str(parts.store_url())] if parts.store_url() is not None else []
-    exclude = [word for plan in left_out for word in ("--exclude", plan)]
-    command = ["flopwright", "compare", "--calibration", calibration, *exclude, *store]
+    draw_left_out(left_out, len(report.runs), len(steps))
+    command = ["flopwright", "compare", "--calibration", calibration]
+    command += [word for plan in left_out for word in ("--exclude", plan)]
+    command += [] if parts.store_url() is None else ["--store", str(parts.store_url())]
     if name == _ONE:
         draw_one_run(report, command)
     else:
