@@ -50,8 +50,9 @@ def kind_of(spec: ModelSpec, layer: int) -> str:
     if layer == spec.num_layers:
         return HEAD
     kind = MOE if spec.is_moe_layer(layer) else DENSE
-    if layer > spec.num_layers:
-        return kind + _PREDICTION
+    offset = layer - spec.num_layers
+    if offset > 0:  # a later module keeps more, and has fewer places to predict
+        return kind + _PREDICTION + ("" if offset == 1 else str(offset))
     if isinstance(spec.attention_of(layer), KdaAttention):
         kind += _LINEAR
     elif spec.sliding_window(layer) is not None:

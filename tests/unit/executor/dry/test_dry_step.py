@@ -26,10 +26,18 @@ LAYERS = {"kimi_k2": 5, "llama31_405b": 6, "deepseek_v32": 5, "deepseek_v3_mtp":
 
 
 def _plan(
-    model: str = "kimi_k2", *, batch: int = 12, kind: str = "adamw", layers: int = 0, **axes: Any
+    model: str = "kimi_k2",
+    *,
+    batch: int = 12,
+    kind: str = "adamw",
+    layers: int = 0,
+    modules: int = 0,
+    **axes: Any,
 ) -> PlanFile:
     """Returns a plan of a few layers of a large model, at their true width."""
     spec = load_model(model).model_copy(update={"num_layers": layers or LAYERS[model]})
+    if modules:
+        spec = spec.model_copy(update={"mtp_layers": modules})
     work = SCENARIO.workload
     plan = ParallelPlan(**({"dp_shard": 4, "pp": 2, "zero_stage": 1} | axes))
     update = {
@@ -63,6 +71,7 @@ PLANS = {
     "offload": _plan(**EXPERTS, activation_offload=True),
     "sparse_attention": _plan("deepseek_v32", **EXPERTS),
     "prediction_module": _plan("deepseek_v3_mtp", **EXPERTS, pp=1, batch=2),
+    "prediction_modules": _plan("deepseek_v3_mtp", **EXPERTS, pp=1, batch=2, modules=2),
     "interleaved": _plan(**EXPERTS, vpp=2, schedule="interleaved_1f1b"),
     "zero_bubble": _plan(**EXPERTS, schedule="zb_h1"),
     "dualpipe": _plan(**EXPERTS, vpp=2, schedule="dualpipe_v", layers=12),
