@@ -103,6 +103,8 @@ def _size(path: Path) -> int:
 
 def _mark(path: Path) -> str:
     """Returns a file's size and a checksum of its first bytes; nothing where it cannot be read."""
+    if not path.is_file():
+        return ""  # opening a named pipe waits for a writer
     try:
         with path.open("rb") as file:
             return f"{path.stat().st_size}-{zlib.crc32(file.read(_MARKED_BYTES)):08x}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,12 @@ def test_a_text_that_has_changed_is_refused_where_it_is_read_on(tmp_path: Path) 
     (path / "007.txt").write_text("other words")
     with pytest.raises(InputError, match=r"007.txt: the file has changed since the run began"):
         opened(path, folder, workload).tape.read(0, 9000)
+
+
+def test_a_named_pipe_in_a_folder_is_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a text of some words " * 20)
+    os.mkfifo(folder / "p.txt")
+    pieces, _ = find_pieces(folder)
+    assert [t for p in pieces for t in p.documents()] == ["a text of some words " * 20]
