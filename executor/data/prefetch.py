@@ -8,7 +8,6 @@ depends on the step alone. If it ends, the rank says so and ends too.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,6 +20,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from flopwright.errors import InputError, Violation
 from flopwright.executor.data.skips import Spans
 from flopwright.executor.data.token_batch import TokenBatch
+from flopwright.executor.launch.failure import how_it_ended
 from flopwright.spec.base import Spec
 from flopwright.spec.workload import Workload
 
@@ -160,18 +160,8 @@ class Prefetcher:
     def _ended(self, step: int) -> DataWorkerError:
         """Returns what is said of a worker that has closed its end."""
         assert self._process is not None
-        code = self._process.wait()
-        how = f"ended with exit code {code}"
-        if code < 0:
-            how = f"was killed by {_signal_name(-code)}"
+        how = how_it_ended(self._process.wait())
         return DataWorkerError(
             f"the data worker of rank {self.reading.rank} (process {self._process.pid}) {how} "
             f"before it had read step {step}"
         )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from flopwright.errors import InputError, Violation
-from flopwright.executor.launch.request import ERROR_DIR
+from flopwright.executor.launch.request import ERROR_DIR, PROGRESS_FILE
 
 # One rank's end: rank, time_s, type, message, violations, traceback.
 Record = dict[str, Any]
@@ -65,16 +66,50 @@ def lost_another(record: Record) -> bool:
     return any(words in record["message"] for words in _LOST_ANOTHER)
 
 
-def cause_text(record: Record) -> str:
-    """Returns the cause in words: every violation of an input error, else rank and error."""
+def cause_text(record: Record, seen: str = "") -> str:
+    """Returns the cause in words: every violation of an input error, else rank and error.
+
+    Args:
+        seen: where the run was (see `last_seen`), for a rank that can no longer say it itself.
+    """
     violations = record["violations"]
     if lost_another(record):
         return (
-            f"a rank ended without a word (killed, or out of memory?); rank {record['rank']} "
-            f"noticed: {record['message']}"
+            f"a rank ended without a word (killed, or out of memory?){seen}; rank "
+            f"{record['rank']} noticed: {record['message']}"
         )
     if not violations:
         return f"rank {record['rank']} failed: {record['type']}: {record['message']}"
     count = len(violations)
     lines = [f"  {line}" for line in record["message"].splitlines()]
     return "\n".join([f"{count} problem{'s' if count > 1 else ''} with the input:", *lines])
+
+
+def how_it_ended(exit_code: int) -> str:
+    """Returns how a process ended, in words: its exit code, or the signal (code < 0)."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"
+
+
+def last_seen(out_dir: Path) -> str:
+    """Returns where the run was when it was last heard of, to be added to a sentence.
+
+    It is "" before its first turn.
+    """
+    path = out_dir / PROGRESS_FILE
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for line in reversed(lines):
+        try:
+            event = json.loads(line)
+        except ValueError:  # it ended within this line
+            continue
+        if "plan" in event:
+            return (
+                f"; plan '{event['plan']}' was last heard of after {event['step']} of "
+                f"{event['steps']} steps"
+            )
+    return ""

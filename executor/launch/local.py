@@ -17,6 +17,8 @@ from flopwright.executor.launch.commands import rank_environment, torchrun_comma
 from flopwright.executor.launch.failure import (
     cause,
     cause_text,
+    how_it_ended,
+    last_seen,
     no_place_to_write,
     read_records,
 )
@@ -195,17 +197,17 @@ def _forward(lines: Iterator[dict[str, Any] | None], on_progress: Progress) -> b
 
 def _failure(out_dir: Path, exit_code: int) -> Exception:
     """Returns the error of the rank that failed first: the others fail because it is gone."""
-    records = read_records(out_dir)
+    records, seen = read_records(out_dir), last_seen(out_dir)
     if not records:
         return RunFailedError(
-            f"the run ended with exit code {exit_code} before a rank could say why; "
+            f"torchrun {how_it_ended(exit_code)} before a rank could say why{seen}; "
             f"last lines of {out_dir / LOG_DIR}:\n{_log_tail(out_dir / LOG_DIR)}"
         )
     first = cause(records)
     if first["violations"]:
         return InputError([Violation(**v) for v in first["violations"]])
     return RunFailedError(
-        f"{cause_text(first)}\n"
+        f"{cause_text(first, seen)}\n"
         f"its traceback is in {out_dir / ERROR_DIR}, all output in {out_dir / LOG_DIR}"
     )
 

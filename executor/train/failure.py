@@ -16,6 +16,7 @@ from flopwright.executor.launch.failure import (
     Record,
     cause,
     cause_text,
+    last_seen,
     lost_another,
     no_place_to_write,
     read_records,
@@ -43,7 +44,7 @@ def report_failure(out_dir: Path, error: Exception) -> int:
     own = _record(error)
     kept = _keep(out_dir, own)
     first = cause(read_records(out_dir)) if kept else own
-    text = cause_text(first)
+    text = cause_text(first, last_seen(out_dir))
     if kept:
         text += f"\nmore in {out_dir / ERROR_DIR}"
     if first["rank"] == own["rank"]:

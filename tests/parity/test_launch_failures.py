@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -193,3 +194,28 @@ def test_a_second_ctrl_c_ends_it_at_once_and_leaves_no_rank(
     assert not ranks_of(out)
     for line in (out / "steps.jsonl").read_text().splitlines():
         json.loads(line)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_torchrun_killed_alone_ends_the_run_with_a_word_and_leaves_no_rank(
+    plan: Path, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = start_long_run(plan, text, out)
+    (torchrun,) = [p for p in ranks_of(out) if parent_of(p) == process.pid]
+    os.kill(int(torchrun), signal.SIGKILL)
+    output = " ".join(process.communicate(timeout=300)[0].split())
+    assert process.returncode == 1, output
+    assert "torchrun was killed by SIGKILL before a rank could say why" in output
+    assert re.search(r"plan 'pp2' was last heard of after \d+ of 100000 steps", output), output
+    assert "Traceback" not in output
+    deadline = time.monotonic() + 60
+    while ranks_of(out) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not ranks_of(out)
+
+
+def parent_of(process: str) -> int:
+    """Returns the process that started another one (Linux)."""
+    status = (Path("/proc") / process / "status").read_text()
+    return int(status.partition("PPid:")[2].split()[0])

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from flopwright.executor.launch.checks import run_folder_rules
-from flopwright.executor.launch.failure import Record, cause, cause_text, read_records
+from flopwright.executor.launch.failure import (
+    Record,
+    cause,
+    cause_text,
+    how_it_ended,
+    last_seen,
+    read_records,
+)
+from flopwright.executor.launch.progress import progress_writer
 
 
 def record(rank: int, time_s: float, message: str, **more: Any) -> Record:
@@ -42,6 +50,38 @@ def test_the_earliest_rank_is_believed_unless_the_input_is_wrong(tmp_path: Path)
         "  a: too big",
         "  b: too small",
     ]
+
+
+def test_where_a_run_was_is_said_for_a_rank_that_no_longer_can(tmp_path: Path) -> None:
+    assert last_seen(tmp_path) == ""
+    say = progress_writer(tmp_path / "progress.jsonl", lambda _: None)
+    say({"phase": "train", "share": 0.0})
+    assert last_seen(tmp_path) == ""
+    say({"plan": "dp2", "step": 8, "steps": 28})
+    say({"phase": "a note", "share": 0.0, "note": True})
+    with (tmp_path / "progress.jsonl").open("a") as file:
+        file.write('{"plan": "dp2", "st')  # it was killed while it wrote
+    seen = last_seen(tmp_path)
+    assert seen == "; plan 'dp2' was last heard of after 8 of 28 steps"
+    lost = record(0, 12.0, "Connection closed by peer")
+    assert cause_text(lost, seen) == (
+        "a rank ended without a word (killed, or out of memory?); plan 'dp2' was last heard of "
+        "after 8 of 28 steps; rank 0 noticed: Connection closed by peer"
+    )
+    # a rank that raised says its step itself
+    assert "last heard" not in cause_text(record(1, 1.0, "broken; in step 9 of plan 'dp2'"), seen)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (1, "ended with exit code 1"),
+        (-9, "was killed by SIGKILL"),
+        (-999, "was killed by signal 999"),
+    ],
+)
+def test_how_a_process_ended(code: int, said: str) -> None:
+    assert how_it_ended(code) == said
 
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "measurement-a.json", "checkpoint-a"])
