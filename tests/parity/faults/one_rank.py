@@ -56,6 +56,17 @@ from flopwright.spec.load import dump_yaml, load_scenario, make_plan_file
 
 STEPS, EVERY, BATCH, VOCABULARY = 28, 4, 4, 64
 SMALL_FILE_BYTES = 2**18  # a checkpoint's file is larger, all else smaller
+# Python runs this at its start: in a data worker what unpickles raises, and there is no torch.
+NOTHING_UNPICKLED = """
+import os, pickle, sys
+if "flopwright.executor.data.worker" in sys.orig_argv:
+    class Raiser:
+        def __init__(self, *_, **__):
+            raise AssertionError("something was unpickled")
+    pickle.load = pickle.loads = pickle.Unpickler = pickle._Unpickler = Raiser
+    sys.modules["torch"] = None
+    open(os.path.join({folder!r}, "worker-%d" % os.getpid()), "w").close()
+"""
 
 
 class Runs:
@@ -154,13 +165,13 @@ def without(*steps: int) -> Any:
 
 
 @contextlib.contextmanager
-def in_step(step: int, act: Callable[[], None]) -> Iterator[None]:
+def in_step(step: int, act: Callable[[Trial], object]) -> Iterator[None]:
     """Calls `act` when step `step` begins."""
     run_step = Trial.run_step
 
     def acting(self: Trial, at: int, **options: Any) -> Any:
         if at == step:
-            act()
+            act(self)
         return run_step(self, at, **options)
 
     Trial.run_step = acting  # type: ignore[method-assign]
@@ -230,15 +241,58 @@ def spikes(runs: Runs) -> dict[str, Any]:
     return found
 
 
+def no_numbers(runs: Runs) -> dict[str, Any]:
+    """Weights that are no numbers: the loss of the step is none either, and none is saved."""
+    found: dict[str, Any] = {}
+    with in_step(10, spoil):
+        found["ends"] = runs.start("spoilt")
+    found["saved"] = all(
+        bool(torch.isfinite(tensor).all())
+        for step in steps_of(runs.checkpoints("spoilt"))
+        for tensor in load_full(runs.checkpoints("spoilt"), step=step)[0].values()
+        if tensor.is_floating_point()
+    )
+    found["again"] = runs.start("spoilt")
+    found["result"] = runs.result("spoilt")
+    times = iter([1])
+    with in_step(18, lambda trial: [spoil(trial) for _ in times]):  # the first time alone
+        found["recovers"] = runs.start("once", "--max-rollbacks", "1")
+    found["recovered"] = runs.result("once")
+    return found
+
+
+def spoil(trial: Trial) -> None:
+    """Makes all weights NaN."""
+    for weight in trial.trainable.parameters.values():
+        weight.data.fill_(float("nan"))
+
+
+def read_ahead(runs: Runs) -> dict[str, Any]:
+    """A data worker in which nothing may be unpickled, nor torch be imported at all."""
+    site = runs.folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(NOTHING_UNPICKLED.format(folder=str(site)))
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), before]))
+    try:
+        found: dict[str, Any] = {"end": runs.start("ahead", "--prefetch", "2", steps=8)}
+    finally:
+        del os.environ["PYTHONPATH"]
+        os.environ.update({} if before is None else {"PYTHONPATH": before})
+    found["workers"] = len(list(site.glob("worker-*")))
+    found["losses"] = runs.result("ahead")[2]
+    return found
+
+
 def stops(runs: Runs) -> dict[str, Any]:
     """SIGTERM, and the file that stands for it, in the middle of a round."""
     found: dict[str, Any] = {}
-    with in_step(2, lambda: found.update(limits_s=limits_s())):
+    with in_step(2, lambda _: found.update(limits_s=limits_s())):
         found["whole run"] = runs.start("whole", "--collective-timeout", "50")
     found["whole"] = runs.result("whole")
     told = {
-        "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
-        "file": lambda: (runs.folder / "file" / "stop-now").touch(),
+        "SIGTERM": lambda _: os.kill(os.getpid(), signal.SIGTERM),
+        "file": lambda _: (runs.folder / "file" / "stop-now").touch(),
     }
     for name, tell in told.items():
         with in_step(9, tell):
@@ -344,6 +398,7 @@ def main() -> None:
     write_inputs(folder)
     runs = Runs(folder)
     report = {"stops": stops(runs), "storage": storage(runs), "spikes": spikes(runs)}
+    report |= {"no numbers": no_numbers(runs), "ahead": read_ahead(runs)}
     (folder / "report.json").write_text(json.dumps(report, indent=1))
 
 

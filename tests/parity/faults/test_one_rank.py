@@ -67,6 +67,34 @@ def test_rollbacks_are_bounded(report: dict[str, Any]) -> None:
     assert (much["steps"], much["intact"]) == ([16, 20], True)
 
 
+def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(report: dict[str, Any]) -> None:
+    found = report["no numbers"]
+    end, said = found["ends"], found["ends"]["said"]
+    assert end["code"] == 2
+    assert "loss (nan): is not finite in step 10 of plan 'x' (its own on rank 0)" in said
+    assert "nothing of it has been saved: resume from the checkpoint before it" in said
+    assert "Traceback" not in said
+    assert (end["steps"], end["intact"]) == ([4, 8], True)
+    assert found["saved"] is True
+    # nothing stays of what was wrong
+    assert found["again"]["code"] == 0
+    assert found["result"] == report["stops"]["whole"]
+
+
+def test_a_loss_that_is_no_number_is_gone_back_from(report: dict[str, Any]) -> None:
+    found = report["no numbers"]
+    assert found["recovers"]["code"] == 0
+    assert "is not finite in step 18 of plan 'x' (its own on rank 0)" in found["recovers"]["said"]
+    assert found["recovered"] == report["spikes"]["expected"]
+
+
+def test_a_data_worker_unpickles_nothing(report: dict[str, Any]) -> None:
+    ahead = report["ahead"]
+    assert ahead["end"]["code"] == 0, ahead["end"]["said"]
+    assert ahead["workers"] >= 1  # it ran, and with what unpickles replaced
+    assert ahead["losses"] == report["stops"]["whole"][2][:8]
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "file"])
 def test_a_run_that_is_told_to_end_finishes_its_step_and_saves(
     report: dict[str, Any], name: str
