@@ -1,4 +1,4 @@
-"""Ends a run whose loss or gradients stop being numbers, before that is saved."""
+"""Ends a run whose loss, gradients or weights stop being numbers, before that is saved."""
 
 from __future__ import annotations
 
@@ -35,6 +35,33 @@ def refuse_not_finite(
                 "nothing of it has been saved: resume from the checkpoint before it with a lower "
                 "learning rate, or let --max-rollbacks leave its data out",
             )
+
+
+def not_finite(trial: Trial) -> dict[int, str]:
+    """Returns by rank the first weight that is not finite there, of ranks with one; collective.
+
+    An update can spoil weights whose loss and gradients were still numbers.
+    """
+    parts = trial.data_parallel.state_parts()
+    mine = next((p.held.name for p in parts if not bool(p.updated.isfinite().all())), None)
+    told = gather_bytes(json.dumps(mine).encode(), trial.groups.world, trial.device)
+    found = {rank: json.loads(data) for rank, data in enumerate(told)}
+    return {rank: str(name) for rank, name in found.items() if name is not None}
+
+
+def unsavable(trial: Trial, found: Mapping[int, str], steps: int) -> InputError:
+    """Returns the error that ends a run whose weights are not finite after `steps` steps."""
+    ranks = ", ".join(map(str, found))
+    plural = "" if len(found) == 1 else "s"
+    return InputError(
+        Violation(
+            field=next(iter(found.values())),
+            rule=f"is not finite on rank{plural} {ranks} after {steps} steps of plan "
+            f"'{trial.entry.name}'",
+            nearest_fix="this has not been saved: resume from the checkpoint before it with a "
+            "lower learning rate, or let --max-rollbacks leave its data out",
+        )
+    )
 
 
 def own_losses(trial: Trial, record: StepRecord) -> dict[int, float]:

@@ -21,6 +21,7 @@ from flopwright.executor.checkpoint.manifest import (
 from flopwright.executor.checkpoint.save import RunState, Saver, prune
 from flopwright.executor.data.batches import TOKENIZER_FILE
 from flopwright.executor.launch.request import DATA_DIR, RunRequest, checkpoint_dir, hf_dir
+from flopwright.executor.train.guard import not_finite, unsavable
 from flopwright.executor.train.saved_state import load_state, own_state
 from flopwright.executor.train.trial import Trial
 from flopwright.models.hf.write import write_checkpoint
@@ -78,6 +79,11 @@ class Saves:
 
     def _start(self, entry: int, steps: int) -> None:
         saver, trial = self._savers[entry], self._trials[entry]
+        request = self._request
+        if request.checkpoint_every is not None and (found := not_finite(trial)):
+            if request.max_rollbacks and steps < request.steps:
+                return  # the next loss shows it, and leads back
+            raise unsavable(trial, found, steps)
         state = self._state_of(entry)
         start_save(saver, trial, self._out_dir / DATA_DIR, steps, state)
         self._last[entry] = steps

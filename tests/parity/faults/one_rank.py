@@ -165,14 +165,17 @@ def without(*steps: int) -> Any:
 
 
 @contextlib.contextmanager
-def in_step(step: int, act: Callable[[Trial], object]) -> Iterator[None]:
-    """Calls `act` when step `step` begins."""
+def in_step(step: int, act: Callable[[Trial], object], *, behind: bool = False) -> Iterator[None]:
+    """Calls `act` when step `step` begins, or behind it."""
     run_step = Trial.run_step
 
     def acting(self: Trial, at: int, **options: Any) -> Any:
-        if at == step:
+        if at == step and not behind:
             act(self)
-        return run_step(self, at, **options)
+        record = run_step(self, at, **options)
+        if at == step and behind:
+            act(self)
+        return record
 
     Trial.run_step = acting  # type: ignore[method-assign]
     try:
@@ -258,6 +261,11 @@ def no_numbers(runs: Runs) -> dict[str, Any]:
     with in_step(18, lambda trial: [spoil(trial) for _ in times]):  # the first time alone
         found["recovers"] = runs.start("once", "--max-rollbacks", "1")
     found["recovered"] = runs.result("once")
+    with in_step(11, spoil, behind=True):  # as an update may that runs over
+        found["update"] = runs.start("update", steps=16)
+    times = iter([1])
+    with in_step(19, lambda trial: [spoil(trial) for _ in times], behind=True):
+        found["update recovers"] = runs.start("update once", "--max-rollbacks", "1", steps=24)
     return found
 
 

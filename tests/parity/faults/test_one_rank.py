@@ -88,6 +88,24 @@ def test_a_loss_that_is_no_number_is_gone_back_from(report: dict[str, Any]) -> N
     assert found["recovered"] == report["spikes"]["expected"]
 
 
+def test_weights_that_are_no_numbers_are_not_saved(report: dict[str, Any]) -> None:
+    """Where the loss and the gradients of the step before still were."""
+    end = report["no numbers"]["update"]
+    assert end["code"] == 2
+    assert "is not finite on rank 0 after 12 steps of plan 'x'; this has not been saved" in (
+        " ".join(end["said"].split())
+    )
+    assert (end["steps"], end["intact"]) == ([4, 8], True)
+    recovers = report["no numbers"]["update recovers"]
+    assert recovers["code"] == 0
+    assert (
+        "is not finite in step 20 of plan 'x' (its own on rank 0). Going back to the "
+        in (recovers["said"])
+    )
+    assert "checkpoint of 16 steps" in recovers["said"]
+    assert (recovers["steps"], recovers["intact"]) == ([20, 24], True)
+
+
 def test_a_data_worker_unpickles_nothing(report: dict[str, Any]) -> None:
     ahead = report["ahead"]
     assert ahead["end"]["code"] == 0, ahead["end"]["said"]

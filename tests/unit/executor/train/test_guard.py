@@ -64,3 +64,32 @@ def test_the_ranks_of_a_spike_are_those_above_its_bound() -> None:
         "is a spike in step 41 of plan 'dp4' (its own on ranks 1, 3): the median of the steps "
         "before it is 3, their scatter 0.25"
     )
+
+
+def test_weights_that_are_no_numbers_are_named_with_their_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = [("embed.weight", 1.0), ("norm.weight", math.nan), ("head.weight", math.inf)]
+    parts = [
+        SimpleNamespace(held=SimpleNamespace(name=name), updated=torch.tensor([0.5, value]))
+        for name, value in held
+    ]
+    asked: list[bytes] = []
+
+    def gather(mine: bytes, *_: Any) -> list[bytes]:
+        asked.append(mine)
+        return [b"null", mine, b"null", b'"head.weight"']
+
+    monkeypatch.setattr(guard, "gather_bytes", gather)
+    trial: Any = SimpleNamespace(
+        entry=SimpleNamespace(name="dp4"),
+        groups=SimpleNamespace(world=None),
+        device="cpu",
+        data_parallel=SimpleNamespace(state_parts=lambda: iter(parts)),
+    )
+    found = guard.not_finite(trial)
+    assert asked == [b'"norm.weight"']
+    assert found == {1: "norm.weight", 3: "head.weight"}
+    text = str(guard.unsavable(trial, found, 12))
+    assert "norm.weight" in text
+    assert "is not finite on ranks 1, 3 after 12 steps of plan 'dp4'" in text
