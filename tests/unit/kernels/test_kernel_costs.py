@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -123,7 +124,28 @@ def test_newton_schulz() -> None:
 
 
 def test_quantile_balancing_of_the_report() -> None:
-    """Eight tokens, four experts, one choice: loads (4, 3, 1, 0) become (2, 2, 2, 2)."""
+    """Eight tokens, four experts, one choice: loads (4, 3, 1, 0) become (2, 2, 2, 2).
+
+    The report prints the loads, not the scores; these have them. By linear programming's duality
+    choices by score and bias that give every expert its share are those of the largest sum of
+    scores, which scipy finds in another way.
+    """
+    scores = torch.tensor(
+        [[58, 28, 24, 6], [37, 41, 62, 56], [57, 78, 38, 11], [58, 35, 14, 45],
+         [54, 58, 20, 55], [59, 56, 53, 0], [85, 68, 57, 13], [72, 78, 26, 22]]
+    ) / 100  # fmt: skip
+    assert scores.argmax(1).bincount(minlength=4).tolist() == [4, 3, 1, 0]
+    alpha = scores.topk(2).values[:, -1]
+    bias = balance.biases(balance.histogram(scores, alpha, -1, 1, 1000), -1, 1, top_k=1)
+    choices = (scores + bias).argmax(1)
+    assert choices.bincount(minlength=4).tolist() == [2, 2, 2, 2]
+    _, places = linear_sum_assignment(scores.repeat(1, 2), maximize=True)  # an expert twice
+    assert choices.tolist() == (places % 4).tolist()
+    exact = torch.quantile((alpha.unsqueeze(1) - scores).double(), 1 / 4, dim=0)
+    assert (scores + exact).argmax(1).tolist() == choices.tolist()
+
+
+def test_biases_of_a_histogram_are_exact_to_a_bin() -> None:
     generator = torch.Generator().manual_seed(1)
     scores = torch.rand(4096, 16, generator=generator) + torch.linspace(0, 0.5, 16)
     top_k, bias = 4, torch.zeros(16)
