@@ -9,9 +9,10 @@ then ends the others.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,5 +138,21 @@ def end_process(out_dir: Path) -> Callable[[Exception], None]:
 
     def end(error: Exception) -> None:
         os._exit(report_failure(out_dir, error))
+
+    return end
+
+
+def left_alone(trials: Sequence[Trial]) -> Callable[[int], None]:
+    """Returns what ends this process at once, with where it was, once another one is gone.
+
+    torchrun knows which, and why: that one could no longer say it.
+    """
+
+    def end(exit_code: int) -> None:
+        at = ", ".join(f"step {t.current_step} of plan '{t.entry.name}'" for t in trials)
+        rank = os.environ.get("RANK", "0")
+        sys.stderr.write(f"rank {rank} ends because another one is gone; it was in {at}\n")
+        sys.stderr.flush()
+        os._exit(exit_code)
 
     return end

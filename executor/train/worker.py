@@ -55,7 +55,7 @@ from flopwright.executor.train.start import (
 )
 from flopwright.executor.train.stops import make_stops, neighbours_of
 from flopwright.executor.train.trial import Trial, start_trial
-from flopwright.executor.train.watch import Watch, end_process
+from flopwright.executor.train.watch import Watch, end_process, left_alone
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,7 +113,7 @@ def run(request: RunRequest, out_dir: Path, device: torch.device, show: Progress
         recovery=recovery,
     )
     neighbours = neighbours_of(trials[0].groups.world, device)
-    with keepers.watch.running(), keepers.stops.listening(neighbours, os._exit):
+    with keepers.watch.running(), keepers.stops.listening(neighbours, left_alone(trials)):
         _begin(request, trials, out_dir, keepers)
         if first:  # what it goes on from could be read
             undo_after(out_dir, request)

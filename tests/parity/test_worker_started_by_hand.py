@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,9 @@ def test_the_rank_that_failed_is_named(
     said = said_by_ranks(done.stderr)
     assert not any("rank 0 failed" in line for line in said), said
     assert not any("Traceback" in line for line in said), said
+    # one that is killed says nothing: who misses it says in which step
+    text = "\n".join(said) if "SIGKILL" in in_report else report
+    assert re.search(r"in step [01] of plan 'mine'", text), text
 
 
 def test_ranks_with_different_plans_do_not_start(
