@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from flopwright.executor.launch.request import ERROR_DIR, PROGRESS_FILE
 # One rank's end: rank, time_s, type, message, violations, traceback.
 Record = dict[str, Any]
 
+_KILLED: Final = "was killed by"
+# A rank's end in torchrun's report.
+_ENDS: Final = re.compile(r"^ *rank +: (\d+).*\n *exitcode +: (-?\d+)", flags=re.MULTILINE)
 # What gloo and NCCL say when the process at the other end is gone.
 _LOST_ANOTHER: Final = ("closed by peer", "reset by peer", "remote process exited")
 
@@ -66,18 +70,19 @@ def lost_another(record: Record) -> bool:
     return any(words in record["message"] for words in _LOST_ANOTHER)
 
 
-def cause_text(record: Record, seen: str = "") -> str:
+def cause_text(record: Record, seen: str = "", gone: str = "") -> str:
     """Returns the cause in words: every violation of an input error, else rank and error.
 
     Args:
         seen: where the run was (see `last_seen`), for a rank that can no longer say it itself.
+        gone: which rank ended first, and how (see `first_to_end`), where torchrun knows.
     """
     violations = record["violations"]
     if lost_another(record):
-        return (
-            f"a rank ended without a word (killed, or out of memory?){seen}; rank "
-            f"{record['rank']} noticed: {record['message']}"
+        killed = (
+            gone if _KILLED in gone else "a rank ended without a word (killed, or out of memory?)"
         )
+        return f"{killed}{seen}; rank {record['rank']} noticed: {record['message']}"
     if not violations:
         return f"rank {record['rank']} failed: {record['type']}: {record['message']}"
     count = len(violations)
@@ -90,9 +95,24 @@ def how_it_ended(exit_code: int) -> str:
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     try:
-        return f"was killed by {signal.Signals(-exit_code).name}"
+        return f"{_KILLED} {signal.Signals(-exit_code).name}"
     except ValueError:
-        return f"was killed by signal {-exit_code}"
+        return f"{_KILLED} signal {-exit_code}"
+
+
+def first_to_end(torchrun_log: str) -> str:
+    """Returns which rank ended first, and how, by torchrun's last report; "" where it has none.
+
+    A rank that was killed says nothing itself.
+    """
+    _, _, report = torchrun_log.rpartition("\nFailures:")
+    ends = [(int(rank), int(code)) for rank, code in _ENDS.findall(report)]
+    # torchrun looks so seldom that who misses the killed rank may seem to have failed before it
+    killed = [end for end in ends if end[1] < 0 and end[1] != -signal.SIGTERM]
+    if not ends:
+        return ""
+    rank, code = (killed or ends[-1:])[0]  # the last one is its root cause
+    return f"rank {rank} {how_it_ended(code)}"
 
 
 def last_seen(out_dir: Path) -> str:

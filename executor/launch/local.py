@@ -17,6 +17,7 @@ from flopwright.executor.launch.commands import rank_environment, torchrun_comma
 from flopwright.executor.launch.failure import (
     cause,
     cause_text,
+    first_to_end,
     how_it_ended,
     last_seen,
     no_place_to_write,
@@ -45,6 +46,7 @@ from flopwright.report.probe import ProbeReport
 
 _POLL_S: Final = 0.2
 _LOG_TAIL: Final = 15
+_TORCHRUN_LOG: Final = "torchrun.log"
 
 
 class RunFailedError(Exception):
@@ -141,9 +143,10 @@ def _supervise(
     )
     logs.mkdir(exist_ok=True)
     with (
-        (logs / "torchrun.log").open("ab") as log,
+        (logs / _TORCHRUN_LOG).open("ab") as log,
         stop_requests(out_dir, on_progress, saves=request.checkpoints) as stop,
     ):
+        begun = log.tell()  # what stands before it is of earlier starts
         process = start_torchrun(command, rank_environment(os.environ, request.device), log)
         try:
             lines, heard = _follow(out_dir / PROGRESS_FILE), time.monotonic()
@@ -159,7 +162,7 @@ def _supervise(
         finally:
             end_torchrun(process)
     if process.returncode != 0:
-        failure = _failure(out_dir, process.returncode)
+        failure = _failure(out_dir, process.returncode, begun)
         if stop.asked and request.checkpoints:
             text = f"told to end, it could not save first: {failure}"
             raise RunStoppedError(text) from failure
@@ -195,19 +198,21 @@ def _forward(lines: Iterator[dict[str, Any] | None], on_progress: Progress) -> b
     return any_came
 
 
-def _failure(out_dir: Path, exit_code: int) -> Exception:
+def _failure(out_dir: Path, exit_code: int, log_begin: int) -> Exception:
     """Returns the error of the rank that failed first: the others fail because it is gone."""
-    records, seen = read_records(out_dir), last_seen(out_dir)
+    records, seen, logs = read_records(out_dir), last_seen(out_dir), out_dir / LOG_DIR
+    report = (logs / _TORCHRUN_LOG).read_bytes()[log_begin:].decode(errors="replace")
+    gone = first_to_end(report)
     if not records:
+        who = gone or f"torchrun {how_it_ended(exit_code)}"
         return RunFailedError(
-            f"torchrun {how_it_ended(exit_code)} before a rank could say why{seen}; "
-            f"last lines of {out_dir / LOG_DIR}:\n{_log_tail(out_dir / LOG_DIR)}"
+            f"{who} before a rank could say why{seen}; last lines of {logs}:\n{_log_tail(logs)}"
         )
     first = cause(records)
     if first["violations"]:
         return InputError([Violation(**v) for v in first["violations"]])
     return RunFailedError(
-        f"{cause_text(first, seen)}\n"
+        f"{cause_text(first, seen, gone)}\n"
         f"its traceback is in {out_dir / ERROR_DIR}, all output in {out_dir / LOG_DIR}"
     )
 

@@ -82,6 +82,9 @@ def test_a_run_whose_rank_is_lost_goes_on_with_fewer(
     supervise = Supervision(max_restarts=1, fallbacks=lambda _: [load_plan(one)])
     result = supervise([two], tmp_path / "run", options, lambda e: said.append(e.get("phase", "")))
     notes = [text for text in said if "checkpoint of 4 steps" in text]
+    # whether or not rank 0 could still say that it misses the other
+    assert notes[0].startswith("rank 1 was killed by SIGKILL")
+    assert "plan 'two' was last heard of after 4 of 8 steps" in notes[0]
     assert "Starting again from the checkpoint of 4 steps (restart 1 of 1" in notes[0]
     assert (
         "ranks of plan 'two' count as lost. Going on from the checkpoint of 4 steps under 'one' "

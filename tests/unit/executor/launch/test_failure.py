@@ -13,6 +13,7 @@ from flopwright.executor.launch.failure import (
     Record,
     cause,
     cause_text,
+    first_to_end,
     how_it_ended,
     last_seen,
     read_records,
@@ -68,6 +69,11 @@ def test_where_a_run_was_is_said_for_a_rank_that_no_longer_can(tmp_path: Path) -
         "a rank ended without a word (killed, or out of memory?); plan 'dp2' was last heard of "
         "after 8 of 28 steps; rank 0 noticed: Connection closed by peer"
     )
+    assert cause_text(lost, seen, "rank 1 was killed by SIGKILL") == (
+        "rank 1 was killed by SIGKILL; plan 'dp2' was last heard of after 8 of 28 steps; rank 0 "
+        "noticed: Connection closed by peer"
+    )
+    assert cause_text(lost, "", "rank 0 ended with exit code 1").startswith("a rank ended")
     # a rank that raised says its step itself
     assert "last heard" not in cause_text(record(1, 1.0, "broken; in step 9 of plan 'dp2'"), seen)
 
@@ -82,6 +88,40 @@ def test_where_a_run_was_is_said_for_a_rank_that_no_longer_can(tmp_path: Path) -
 )
 def test_how_a_process_ended(code: int, said: str) -> None:
     assert how_it_ended(code) == said
+
+
+REPORT = """
+Failures:
+[1]:
+  time      : 2026-11-30_13:33:00
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : 143 (pid: 41)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-30_13:32:59
+  host      : localhost
+  rank      : 13 (local_rank: 1)
+  exitcode  : -9 (pid: 42)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 42
+============================================================
+"""
+
+
+def test_the_rank_that_was_killed_is_found_in_torchruns_last_report() -> None:
+    assert first_to_end(REPORT) == "rank 13 was killed by SIGKILL"
+    earlier = REPORT.replace(": 13 (", ": 5 (")
+    assert first_to_end(earlier + REPORT) == "rank 13 was killed by SIGKILL"
+    failed = REPORT.replace("-9 ", "1 ")
+    assert first_to_end(failed) == "rank 13 ended with exit code 1"
+    # seen at one look, the killed rank is the first
+    swapped = failed.replace("143 ", "-9 ")
+    assert first_to_end(swapped) == "rank 0 was killed by SIGKILL"
+    assert first_to_end("") == first_to_end("torchrun had no time to report") == ""
 
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "measurement-a.json", "checkpoint-a"])
