@@ -208,6 +208,7 @@ def test_a_hostile_upload_is_refused_and_the_session_goes_on(
     view.locator('[data-testid="stFileChipDeleteBtn"]').first.click()
     view.get_by_text(re.compile(words)).wait_for(state="detached")
     shown(view, r"fits: kimi_k2_mini")
+    settled(view, 3)
     choose(view, "Make least", "headroom")
     view.get_by_role("button", name="Plan", exact=True).click()
     shown(view, r"--set objective=headroom")
