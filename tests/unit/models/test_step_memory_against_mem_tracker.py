@@ -150,12 +150,23 @@ def test_every_class_of_a_step(name: str, dtype: str) -> None:
     spec = SPECS[name]
     after, peak, end = _track(spec, dtype, lambda stage, tokens: stage(tokens))
     priced = _priced(spec, dtype, ParallelPlan(micro_batch_size=BATCH))
+    _same_classes(priced, after, peak, end)
+
+
+def _same_classes(
+    priced: dict[str, float],
+    after: dict[str, int],
+    peak: dict[str, int],
+    end: dict[str, int],
+    more: float = 0.0,
+) -> None:
+    """Holds each class to 1 %; temporaries may be up to `more` bytes above, never below."""
     for snapshot in (after, peak, end):
         for cls, nbytes in _states(snapshot).items():
             assert priced[cls] == pytest.approx(nbytes, rel=0.01), cls
     assert priced["activations"] == pytest.approx(after["Activation"], rel=0.01)
     temporaries = peak["Total"] - after["Total"]
-    assert priced["temporaries"] == pytest.approx(temporaries, rel=0.01)
+    assert 0.99 * temporaries <= priced["temporaries"] <= 1.01 * temporaries + more
     tensors = sum(v for k, v in priced.items() if k != "reserved")
     assert tensors == pytest.approx(peak["Total"], rel=0.01)
 
@@ -239,6 +250,7 @@ def test_first_stage_of_a_pipeline(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["kimi_k3_mini", "kimi_linear_mini"])
 @pytest.mark.parametrize(
     "policy",
     [
@@ -249,17 +261,19 @@ def test_first_stage_of_a_pipeline(name: str) -> None:
     ],
     ids=["none", "full", "selective", "core"],
 )
-def test_kimi_k3_under_every_policy(policy: SavingPolicy) -> None:
-    spec = load_model("kimi_k3_mini")
+def test_every_class_of_kimi_linear_and_k3_under_every_policy(
+    policy: SavingPolicy, name: str
+) -> None:
+    """Where norms are made again temporaries are priced as if up to two inputs more stood then."""
+    spec = load_model(name)
     assert spec.moe is not None
     # The histograms of quantile balancing, one for all micro-batches, are no activations.
     spec = spec.model_copy(update={"moe": spec.moe.model_copy(update={"balance": "sign"})})
-    after, peak, _ = _track(spec, "fp32", _regions(policy))
+    after, peak, end = _track(spec, "fp32", _regions(policy))
     own = policy.groups if policy.groups != SELECTIVE_TAGS else frozenset()
     plan = ParallelPlan(
         micro_batch_size=BATCH, recompute=policy.recompute, recompute_tags=tuple(own)
     )
-    priced = _priced(spec, "fp32", plan)
-    assert priced["activations"] == pytest.approx(after["Activation"], rel=0.01)
-    tensors = sum(v for k, v in priced.items() if k != "reserved")
-    assert tensors == pytest.approx(peak["Total"], rel=0.01)
+    again = policy.recompute == "full" or "norm" in policy.groups
+    inputs = 2 * 4 * BATCH * SEQ * spec.hidden_size if again else 0
+    _same_classes(_priced(spec, "fp32", plan), after, peak, end, more=inputs)
