@@ -25,7 +25,8 @@ class Row:
     Attributes:
         name: unique.
         kind: what it stands for: `make test` runs the first row of each kind, in its first
-            mode alone but for the kinds of ALL_MODES; CI runs everything.
+            mode alone but for the kinds of ALL_MODES; CI runs every row, the first of each kind
+            for STEPS steps and the others for QUICK_STEPS; same_run.py --everything all for STEPS.
         plan: fields of ParallelPlan.
         model: "k2" (MLA, experts, shared expert, bias router), "k3" (delta attention and gated
             MLA, latent experts, attention residuals, quantile balancing), "kl" (Kimi Linear: delta
@@ -203,9 +204,13 @@ def chosen(world_size: int, *, everything: bool) -> list[tuple[Row, str]]:
     rows = [row for row in ROWS if row.world_size == world_size]
     if everything:
         return [(row, row.modes) for row in rows]
-    first = {row.kind: row for row in reversed(rows)}
     return [
         (row, row.modes if row.kind in ALL_MODES else row.modes[0])
         for row in rows
-        if row is first[row.kind]
+        if is_first_of_kind(row)
     ]
+
+
+def is_first_of_kind(row: Row) -> bool:
+    """Whether no row of the same world size and kind stands before it."""
+    return row is next(r for r in ROWS if (r.world_size, r.kind) == (row.world_size, row.kind))

@@ -1,6 +1,6 @@
 """One rank of the comparison: every plan of a world size, one after the other.
 
-    torchrun --nproc-per-node=N same_ranks.py REFERENCES OUT [--everything] [--only BEGIN]
+    torchrun --nproc-per-node=N same_ranks.py REFERENCES OUT [--everything] [--long] [--only BEGIN]
 
 Rank 0 writes OUT/report-N.json: a record a plan and mode with the largest differences.
 """
@@ -21,7 +21,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from same_cases import MODELS, dataset, scenario
-from same_plans import FREE_STEPS, MICRO_BATCH, QUICK_STEPS, STEPS, Row, chosen
+from same_plans import (
+    FREE_STEPS,
+    MICRO_BATCH,
+    QUICK_STEPS,
+    STEPS,
+    Row,
+    chosen,
+    is_first_of_kind,
+)
 from same_reference import reference_file
 from saved_trial import save_checkpoint
 from torch import Tensor
@@ -232,6 +240,7 @@ def main() -> None:
     parser.add_argument("references", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--everything", action="store_true")
+    parser.add_argument("--long", action="store_true", help="STEPS for every row")
     parser.add_argument("--only", default="", help="begin of the plans' names")
     parsed = parser.parse_args()
     torch.set_num_threads(1)
@@ -245,12 +254,13 @@ def main() -> None:
     registry = GroupRegistry()
     records = []
     everything = parsed.everything or bool(parsed.only)
-    long = STEPS if everything else QUICK_STEPS
+    long = parsed.long or bool(parsed.only)
     for row, modes in chosen(world, everything=everything):
         if not row.name.startswith(parsed.only):
             continue
         for mode in modes:
-            steps = FREE_STEPS if mode == "c" else long
+            whole = long or (everything and is_first_of_kind(row))
+            steps = FREE_STEPS if mode == "c" else STEPS if whole else QUICK_STEPS
             record = compare(row, mode, steps, (parsed.references, out), registry)
             records.append(record)
             if dist.get_rank() == 0:

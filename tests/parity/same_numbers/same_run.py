@@ -24,7 +24,9 @@ HERE: Final = Path(__file__).parent
 WORLDS: Final = (1, 2, 4)
 
 
-def run_world(world: int, folder: Path, *, everything: bool) -> list[dict[str, Any]]:
+def run_world(
+    world: int, folder: Path, *, everything: bool, long: bool = False
+) -> list[dict[str, Any]]:
     """Returns the records of one world size; `folder` has the references."""
     environment = {
         **os.environ,
@@ -35,7 +37,7 @@ def run_world(world: int, folder: Path, *, everything: bool) -> list[dict[str, A
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={world}", str(HERE / "same_ranks.py"), str(folder), str(folder)]
-    command += ["--everything"] * everything
+    command += ["--everything"] * everything + ["--long"] * long
     _run(command, environment)
     found: list[dict[str, Any]] = json.loads((folder / f"report-{world}.json").read_text())
     return found
@@ -88,7 +90,8 @@ def main() -> None:
         write_references(folder, everything=parsed.everything)
         records = []
         for world in parsed.world or WORLDS:
-            records += run_world(world, folder, everything=parsed.everything)
+            every = parsed.everything
+            records += run_world(world, folder, everything=every, long=every)
     sys.stdout.write(table(records) + "\n")
 
 

@@ -1,6 +1,6 @@
 """Losses and weights of every plan against the single process; see same_plans.py.
 
-`make test` runs one plan of each kind, CI (FLOPWRIGHT_REQUIRE_SERVICES=1) everything.
+`make test` runs one plan of each kind, CI (FLOPWRIGHT_REQUIRE_SERVICES=1) every plan.
 """
 
 from __future__ import annotations
