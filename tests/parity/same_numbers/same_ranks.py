@@ -28,7 +28,7 @@ from same_plans import (
     STEPS,
     Row,
     chosen,
-    is_first_of_kind,
+    is_brief,
 )
 from same_reference import reference_file
 from saved_trial import save_checkpoint
@@ -259,7 +259,7 @@ def main() -> None:
         if not row.name.startswith(parsed.only):
             continue
         for mode in modes:
-            whole = long or (everything and is_first_of_kind(row))
+            whole = long or (everything and not is_brief(row))
             steps = FREE_STEPS if mode == "c" else STEPS if whole else QUICK_STEPS
             record = compare(row, mode, steps, (parsed.references, out), registry)
             records.append(record)
