@@ -11,6 +11,7 @@ from flopwright.dashboards.figures import layout
 from flopwright.dashboards.palette import BLUE, GREY, INK, LIMIT, RED
 from flopwright.report.compare_report import ComparisonReport
 from flopwright.report.compare_style import BANDS, time_scale
+from flopwright.report.drift import place_of, plan_series
 from flopwright.report.findings import RankRow
 from flopwright.report.metrics import Measurement
 from flopwright.simulator.accuracy.score import Scored
@@ -60,14 +61,16 @@ def ranks_figure(ranks: Sequence[RankRow]) -> go.Figure:
 
 
 def over_time_figure(steps: Sequence[Measurement]) -> go.Figure:
-    """Returns the step time of each plan, run by run, with its p10 to p90."""
+    """Returns the step time of each plan on each machine, run by run, with its p10 to p90."""
     figure = go.Figure()
     times = [m.metrics.step_time_s for m in steps]
     factor, unit = time_scale(max(times, default=0.0))
-    series: dict[str, list[Measurement]] = {}
-    for m in sorted(steps, key=lambda m: (m.created, m.id)):
-        series.setdefault(m.plan_name, []).append(m)
-    for name, runs in series.items():
+    series = plan_series(steps)
+    places = {place_of(runs[-1].fingerprint) for runs in series}
+    for runs in series:
+        name = runs[-1].plan_name
+        if len(places) > 1:
+            name += f", {place_of(runs[-1].fingerprint)}"
         middle = [m.metrics.step_time_s * factor for m in runs]
         late = [m.step_time_p90_s * factor for m in runs]
         early = [m.step_time_p10_s * factor for m in runs]

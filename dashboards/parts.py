@@ -1,4 +1,10 @@
-"""Parts of every page: errors as a designed state, choices kept in the URL, the CLI line."""
+"""Parts of every page: errors as a designed state, choices kept in the URL, the CLI line.
+
+Every control gets where it starts as its default, never by `st.session_state`: a value set there
+is told the browser once, and a turn that is broken off by the next one loses it. Where that comes
+from the URL the control has a key: without one its identity would follow the URL, and every second
+choice would be lost.
+"""
 
 from __future__ import annotations
 
@@ -59,23 +65,23 @@ def binding_text(binding: tuple[Binding, ...]) -> str:
     return "What binds: " + "; ".join(f"**{b.kind}** ({b.text})" for b in found)
 
 
-def chosen(label: str, options: Sequence[str], key: str) -> str:
+def chosen(label: str, options: Sequence[str], key: str, first: str | None = None) -> str:
     """Returns a choice from a select box that starts at the URL's `key`.
 
-    The box has a key of its own: without one its identity would follow the URL, and every
-    second choice would be lost.
+    Args:
+        first: what is chosen where the URL says nothing; default: the first option.
     """
-    state = f"choice {key}"
-    if st.session_state.get(state) not in options:
-        wanted = st.query_params.get(key)
-        st.session_state[state] = wanted if wanted in options else options[0]
-    return str(st.selectbox(label, options, key=state))
+    wanted = st.query_params.get(key, first)
+    index = options.index(wanted) if wanted in options else 0
+    return str(st.selectbox(label, options, index=index, key=f"choice {key}"))
 
 
 def keep_in_url(**values: str) -> None:
-    """Keeps the values in the URL, so that the address reproduces the page."""
+    """Keeps the values in the URL, so that the address reproduces the page; no empty ones."""
     for key, value in values.items():
-        if st.query_params.get(key) != value:
+        if not value:
+            st.query_params.pop(key, None)
+        elif st.query_params.get(key) != value:
             st.query_params[key] = value
 
 
@@ -83,11 +89,9 @@ def number(
     label: str, key: str, least: float, most: float, first: float, about: str | None = None
 ) -> Any:
     """Returns a number from a box that starts at the URL's `key`, and is kept there."""
-    state = f"number {key}"
-    if state not in st.session_state:
-        st.session_state[state] = _number(st.query_params.get(key), least, most, first)
+    start = _number(st.query_params.get(key), least, most, first)
     step = 1 if isinstance(first, int) else 5.0
-    value = st.number_input(label, least, most, step=step, key=state, help=about)
+    value = st.number_input(label, least, most, start, step=step, key=f"number {key}", help=about)
     if value != first or key in st.query_params:
         keep_in_url(**{key: f"{value:g}" if isinstance(first, float) else str(value)})
     return value

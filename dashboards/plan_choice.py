@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from flopwright.dashboards.parts import keep_in_url
 from flopwright.dashboards.results import first_look, found
 from flopwright.dashboards.scenario_form import FIRST
 from flopwright.dashboards.view import View, view_of_address
@@ -22,7 +23,8 @@ def chosen_plan() -> tuple[View, Scenario, ParallelPlan] | None:
     shown = view_of_address() or View(FIRST)
     names = catalog_names(SCENARIO_CATALOG)
     if shown.name in names:
-        name = str(st.selectbox("Scenario", names, index=names.index(shown.name)))
+        first = names.index(shown.name)
+        name = str(st.selectbox("Scenario", names, index=first, key="choice plan's scenario"))
         if name != shown.name:
             shown = View(name)
             st.query_params.pop("plan", None)
@@ -52,6 +54,7 @@ def _edited(plan: ParallelPlan, scenario: Scenario) -> ParallelPlan:
         help="fields of the plan as NAME=VALUE words; a name alone is on; dp takes what is left",
     )
     chosen = plan_from_text(words, scenario)
-    if st.query_params.get("plan") != plan_words(chosen):
-        st.query_params["plan"] = plan_words(chosen)
+    keep_in_url(plan=plan_words(chosen))
+    if chosen != plan:
+        st.rerun()  # the box of the new plan takes this one's place: what it is given next counts
     return chosen

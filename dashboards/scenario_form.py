@@ -88,10 +88,9 @@ def _name(choice: Any, boxes: Sequence[Any], slot: str, label: str, shown: View)
         st.session_state[f"{slot}upload"] = (upload.name, upload.getvalue())
         choice.info(f"{label}: **{upload.name}**, uploaded; take it away to choose another")
         return UPLOADED
-    state = f"{slot}choice scenario"
-    if st.session_state.get(state) not in names:
-        st.session_state[state] = shown.name if shown.name in names else FIRST
-    return str(choice.selectbox(label, names, key=state))
+    first = shown.name if shown.name in names else FIRST
+    key = f"{slot}choice scenario"
+    return str(choice.selectbox(label, names, index=names.index(first), key=key))
 
 
 def _about(view: View) -> None:
@@ -122,9 +121,9 @@ def _known(shown: View) -> Values:
 def _other(values: Values, slot: str, name: str) -> str:
     """Draws the box for fields without a control of their own; returns its lines."""
     rest = words_of({k: v for k, v in values.items() if k not in _SHOWN})
-    _start(f"{slot}other {name}", lines(rest))
     text = st.text_area(
         "Other fields, one FIELD=VALUE a line",
+        lines(rest),
         key=f"{slot}other {name}",
         placeholder="search.zero_stage=[1]",
         height=68,
@@ -142,10 +141,10 @@ def _controls(base: Scenario, values: Values, slot: str, name: str) -> dict[str,
     clusters = [*(f"{PROBED}{n}" for n in machine_names()), *catalog_names(CLUSTER_CATALOG)]
     cluster = _catalog(second, "Cluster", clusters, values.get("cluster"), base.cluster.name, key)
     now = values.get("objective", base.objective)
-    _start(f"objective {key}", now if now in _OBJECTIVES else base.objective)
     objective = third.selectbox(
         "Make least",
         _OBJECTIVES,
+        index=_OBJECTIVES.index(now if now in _OBJECTIVES else base.objective),
         key=f"objective {key}",
         help="a step's time, GPU time, energy, memory of the fullest GPU, or GPUs",
     )
@@ -216,17 +215,11 @@ def _shipped_cluster(name: str) -> ClusterSpec:
     return load_cluster(name)
 
 
-def _start(state: str, value: Any) -> None:
-    """Gives a control its first value: without this it would follow the address it writes."""
-    if state not in st.session_state:
-        st.session_state[state] = value
-
-
 def _catalog(where: Any, label: str, known: list[str], now: Any, own: str, key: str) -> str | None:
     """Returns the name chosen from a catalog; None for the scenario's own."""
     names = [f"{_AS_IT_IS} {own}", *known]
-    _start(f"{label} {key}", now if isinstance(now, str) and now in names else names[0])
-    chosen = where.selectbox(label, names, key=f"{label} {key}")
+    first = names.index(now) if isinstance(now, str) and now in names else 0
+    chosen = where.selectbox(label, names, index=first, key=f"{label} {key}")
     return None if chosen == names[0] else str(chosen)
 
 
@@ -234,9 +227,7 @@ def _number(label: str, field: str, own: int, values: Values, key: str) -> Any:
     """Returns the number asked for; None where it is the scenario's own."""
     now = values.get(field, own)
     start = now if isinstance(now, int) and not isinstance(now, bool) and now > 0 else own
-    state = f"{field} {own} {key}"
-    _start(state, start)
-    value = st.number_input(label, min_value=1, max_value=_LARGEST, step=1, key=state)
+    value = st.number_input(label, 1, _LARGEST, start, step=1, key=f"{field} {own} {key}")
     if value == start != now:
         return now  # what the address says is no such number: the scenario says which rule
     return None if value == own else int(value)

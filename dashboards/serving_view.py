@@ -33,15 +33,12 @@ def draw_serving(model: str) -> None:
         InputError: a count that cannot be.
     """
     names = [*served_model_names(), *catalog_names(MODEL_CATALOG)]
-    if "choice serve" not in st.session_state and model in names:
-        st.session_state["choice serve"] = st.query_params.get("serve", model)
     left, middle, right = st.columns(3)
     with left:
-        name = chosen("Model to serve", names, "serve")
+        name = chosen("Model to serve", names, "serve", model)
         context = number("Context to hold (tokens)", "context", 1, 10_000_000, 131_072)
     with middle:
-        st.session_state.setdefault("choice node", st.query_params.get("node", _FIRST_NODE))
-        node = chosen("Node type", list(node_type_names()), "node")
+        node = chosen("Node type", list(node_type_names()), "node", _FIRST_NODE)
         users = number("Sequences at once", "users", 1, 1_000_000, 64)
     with right:
         formats = [_AS_RELEASED, *get_args(FormatName)]

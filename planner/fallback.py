@@ -12,7 +12,6 @@ from typing import Final
 from flopwright.errors import InputError
 from flopwright.plan.file import PlanFile
 from flopwright.plan.parallel import ParallelPlan
-from flopwright.plan.ramp import batch_violations
 from flopwright.planner.predicted import predicted_step
 from flopwright.planner.recommend_sizes import node_counts
 from flopwright.planner.result import RankedPlan, SearchResult
@@ -27,8 +26,6 @@ COUNT: Final = 3
 _MAX_TRIED: Final = 6
 # A size that keeps so much less than a smaller one busy is not worth a search.
 _NEARLY: Final = 0.95
-# Layouts asked for where a ramp may refuse the best.
-_RAMP_TOP: Final = 10
 # What a fallback keeps of the plan, so that its search is short and its checkpoint alike; what
 # has to hold more on fewer GPUs (stages, experts, recompute, offload) is free.
 _KEPT: Final = ("tp", "cp", "micro_batch_size", "zero_stage")
@@ -127,19 +124,16 @@ def _best(
     kept = {name: getattr(plan, name) for name in _KEPT}
     for fixed in (kept, {}):
         found = _searched(scenario, fixed, calibration)
-        ranked = () if found is None else found.ranked
-        for best in ranked:
-            if not batch_violations(best.plan, scenario):
-                return best
+        if found is not None and found.best is not None:
+            return found.best
     return None
 
 
 def _searched(
     scenario: Scenario, fixed: dict[str, int], calibration: Calibration | None
 ) -> SearchResult | None:
-    top = 1 if scenario.workload.batch_ramp is None else _RAMP_TOP
     try:
-        return search(scenario, calibration, top, fixed=fixed)
+        return search(scenario, calibration, 1, fixed=fixed)
     except InputError:
         return None
 

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from flopwright.errors import InputError, Violation
 from flopwright.plan.learning_rate import learning_rate_at
 from flopwright.plan.parallel import ParallelPlan
 from flopwright.plan.phases import Phase, phases_of
-from flopwright.plan.ramp import at_batch, batch_violations
+from flopwright.plan.ramp import at_batch
 from flopwright.planner.phases_result import BatchRun, PhasedRun, PhaseRun, RateSegment
 from flopwright.planner.result import RankedPlan, SearchResult
 from flopwright.planner.search import Progress, search
@@ -28,8 +27,6 @@ from flopwright.units import show_bytes, show_seconds
 # whole of it is assumed, with one all but the bytes.
 RESTART_S: Final = 1200.0
 START_S: Final = 300.0
-# Layouts that a search returns where a ramp may refuse the best of them.
-_RAMP_TOP: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +50,7 @@ def plan_phases(scenario: Scenario, means: Means) -> PhasedRun:
     Phases whose steps are alike share one search, and so their split.
 
     Raises:
-        InputError: a phase has no legal plan, or a ramp no plan that divides all its batches.
+        InputError: a phase has no legal plan: a ramp needs one that divides all its batches.
     """
     planner = _Planner(means=means)
     phases = tuple(planner.planned(phase) for phase in phases_of(scenario))
@@ -73,7 +70,7 @@ class _Planner:
         """Returns the phase with its plan and what it takes."""
         scenario, workload = phase.scenario, phase.scenario.workload
         name, result = self._search(phase)
-        best = _runs_the_ramp(result, scenario)
+        best = result.best
         rope = scenario.model.attention.rope
         scaling = None if rope is None else rope.scaling
         factor = "" if scaling is None else f"{scaling.kind}, factor {scaling.factor:g}"
@@ -107,10 +104,7 @@ class _Planner:
         key = _step_key(phase.scenario)
         if key not in self.searches:
             self.means.say(f"planning phase {phase.name}")
-            top = _RAMP_TOP if phase.scenario.workload.batch_ramp is not None else 1
-            found = search(
-                phase.scenario, self.means.calibration, top, progress=self.means.progress
-            )
+            found = search(phase.scenario, self.means.calibration, 1, progress=self.means.progress)
             self.searches[key] = phase.name, found
         return self.searches[key]
 
@@ -132,31 +126,6 @@ def _step_key(scenario: Scenario) -> str:
     )
     changes = {"name": "step", "model": model, "workload": step}
     return scenario.model_copy(update=changes).content_hash()
-
-
-def _runs_the_ramp(result: SearchResult, scenario: Scenario) -> RankedPlan | None:
-    """Returns the best plan that is legal at every batch of the ramp.
-
-    Raises:
-        InputError: none of the plans found is, with what stands against the best.
-    """
-    if not result.ranked:
-        return None
-    found: list[Violation] = []
-    for ranked in result.ranked:
-        broken = batch_violations(ranked.plan, scenario)
-        if not broken:
-            return ranked
-        found = found or broken
-    first = found[0]
-    raise InputError(
-        Violation(
-            field="workload.batch_ramp",
-            value=f"{first.field} {first.value}",
-            rule=f"no plan found runs every batch of the ramp; of the best: {first.rule}",
-            nearest_fix="start and increment a multiple of micro_batch_size * dp (* pp)",
-        )
-    )
 
 
 def _smaller_batches(

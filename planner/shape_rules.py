@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -62,17 +63,19 @@ def _layouts(c: Candidates, scenario: Scenario) -> Bools:
 
 
 def _batch(c: Candidates, scenario: Scenario) -> Bools:
-    return np.asarray(scenario.workload.global_batch_size % (c.micro_batch_size * c.dp) == 0)
+    # What divides every batch of a ramp divides what they have in common.
+    common = math.gcd(*scenario.workload.batches)
+    return np.asarray(common % (c.micro_batch_size * c.dp) == 0)
 
 
 def _rounds(c: Candidates, scenario: Scenario) -> Bools:
-    microbatches = c.num_microbatches(scenario.workload.global_batch_size)
+    microbatches = c.num_microbatches(math.gcd(*scenario.workload.batches))
     # A batch that does not divide is the other rule's to report.
     return rounds_fit(c, microbatches) | ~_batch(c, scenario)
 
 
 def _enough(c: Candidates, scenario: Scenario) -> Bools:
-    microbatches = c.num_microbatches(scenario.workload.global_batch_size)
+    microbatches = c.num_microbatches(min(scenario.workload.batches))
     found = enough_microbatches(c, microbatches) | ~_rounds(c, scenario)
     return found | ~_batch(c, scenario)
 
@@ -141,7 +144,7 @@ SHAPE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="batch",
         field="parallel.micro_batch_size",
-        reason="micro_batch_size*dp must divide global_batch_size",
+        reason="micro_batch_size*dp must divide global_batch_size, and every batch of a ramp",
         holds=_batch,
         shape=True,
     ),
@@ -150,7 +153,7 @@ SHAPE_RULES: Final[tuple[Rule, ...]] = (
         field="parallel.num_microbatches",
         reason=f"a rank runs at most {MAX_MICROBATCHES} micro-batches a step",
         holds=lambda c, s: np.asarray(
-            c.num_microbatches(s.workload.global_batch_size) <= MAX_MICROBATCHES
+            c.num_microbatches(max(s.workload.batches)) <= MAX_MICROBATCHES
         ),
         shape=True,
     ),

@@ -48,9 +48,9 @@ def page() -> None:
         _nothing_yet(store.url)
         return
     st.caption(f"{plural(len(measurements), 'run')} in {store.url}")
-    st.session_state.setdefault("search runs", st.query_params.get("search", ""))
     words = st.text_input(
         "Search runs",
+        st.query_params.get("search", ""),
         key="search runs",
         placeholder="plan, id, model, stack or date",
         help="runs whose plan name, id, date, model or stack holds every word",

@@ -27,6 +27,7 @@ def page() -> None:
     beside = st.toggle(
         "Two scenarios side by side",
         value="b_scenario" in st.query_params,
+        key="beside",
         help="the second one has its own form and its own address keys",
     )
     if not beside:

@@ -9,7 +9,7 @@ import streamlit as st
 from flopwright.dashboards import figures
 from flopwright.dashboards.depth import predicted
 from flopwright.dashboards.exported import Bundle, made_bundle, spare_plans
-from flopwright.dashboards.parts import chart, cli_line, number, show_problems
+from flopwright.dashboards.parts import chart, cli_line, keep_in_url, number, show_problems
 from flopwright.dashboards.plan_choice import chosen_plan
 from flopwright.dashboards.view import View
 from flopwright.errors import InputError
@@ -71,12 +71,14 @@ def _form() -> tuple[tuple[str, ...], str | None, int]:
             "Further launchers and frameworks, beside torchrun, Slurm and DeepSpeed",
             sorted(TARGETS),
             known,
+            key="targets",
             format_func=lambda name: f"{name} ({TARGET_VERSIONS.get(name, '')})",
         )
         left, right = st.columns(2)
         image = left.text_input(
             "Container image, for kubeflow, dstack and skypilot",
             st.query_params.get("image", ""),
+            key="image",
             placeholder="registry/image:tag",
         )
         with right:
@@ -86,8 +88,7 @@ def _form() -> tuple[tuple[str, ...], str | None, int]:
         st.form_submit_button("Write the files", type="primary")
     if st.query_params.get_all("target") != targets:
         st.query_params["target"] = targets
-    if image:
-        st.query_params["image"] = image
+    keep_in_url(image=image)
     return tuple(targets), image or None, int(spare)
 
 
@@ -128,10 +129,10 @@ def _command(targets: tuple[str, ...], image: str | None, spare: int) -> None:
     """Shows the command line that writes the same files."""
     words = [w for t in targets for w in ("--target", t)]
     words += ["--image", image] if image else []
-    st.caption("with `plan.yaml` from the Plan page:")
     cli_line(
         ["flopwright", "export", "plan.yaml", "--to", "bundle", *words, "--fallbacks", str(spare)]
     )
+    st.caption("`plan.yaml` is what *Download plan.yaml* of the Plan page gives.")
 
 
 def _expected(view: View, scenario: Scenario, plan: ParallelPlan) -> None:

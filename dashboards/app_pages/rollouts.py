@@ -24,11 +24,13 @@ def page() -> None:
     """Draws the page."""
     st.title("Rollouts")
     views = (_ROUND, _LOOP)
-    state = "view of rollouts"
-    if state not in st.session_state:
-        st.session_state[state] = _LOOP if st.query_params.get("view") == "loop" else _ROUND
     view = st.segmented_control(
-        "View", views, key=state, required=True, label_visibility="collapsed"
+        "View",
+        views,
+        default=_LOOP if st.query_params.get("view") == "loop" else _ROUND,
+        key="view of rollouts",
+        required=True,
+        label_visibility="collapsed",
     )
     keep_in_url(view="loop" if view == _LOOP else "round")
     try:
@@ -87,19 +89,17 @@ def _drawn(
 
 def _slider(scenario: RolloutScenario) -> float:
     """Returns lambda, from a slider of the scenario's own; it starts at the URL's."""
-    state = f"lambda {scenario.name}"
-    if state not in st.session_state:
-        own = min(1.0, max(_LEAST, scenario.fraction))
-        st.session_state[state] = own
-        if st.query_params.get("rollout") == scenario.name:
-            st.session_state[state] = _number(st.query_params.get("lambda"), own)
+    start = min(1.0, max(_LEAST, scenario.fraction))
+    if st.query_params.get("rollout") == scenario.name:
+        start = _number(st.query_params.get("lambda"), start)
     return float(
         st.slider(
             "lambda: share of the attempts in flight that ends a round",
             _LEAST,
             1.0,
+            start,
             step=0.01,
-            key=state,
+            key=f"lambda {scenario.name}",
         )
     )
 

@@ -6,6 +6,7 @@ the batch; a plan only decides who reads it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ def ramp_of(workload: Workload) -> tuple[BatchLevel, ...]:
     return () if workload.batch_ramp is None else workload.batch_levels
 
 
-class Ordered:
+class Ordered(ABC):
     """What a run reads: sample g is the same whoever reads it, and known without those before.
 
     Attributes:
@@ -107,9 +108,9 @@ class Ordered:
         """Returns how many samples of a step come from where, by name."""
         return {WHOLE_TEXT: len(self.step_samples(step))}
 
+    @abstractmethod
     def held_out_batch(self, max_sequences: int | None = None) -> TokenBatch:
         """Returns the held-out sequences, with their documents where these are packed."""
-        raise NotImplementedError
 
     def _own(self, step: int, dp_rank: int, dp: int, micro_batch_size: int) -> NDArray[np.int64]:
         """Returns a rank's samples [num_microbatches, micro_batch_size]."""
@@ -118,11 +119,13 @@ class Ordered:
         assert len(everyone) % (dp * micro_batch_size) == 0
         return everyone.reshape(-1, dp, micro_batch_size)[:, dp_rank]
 
+    @abstractmethod
     def _samples(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        raise NotImplementedError
+        """Returns the tokens of samples, [len(samples), seq_len + 1]."""
 
+    @abstractmethod
     def _starts(self, samples: NDArray[np.int64]) -> NDArray[np.bool_]:
-        raise NotImplementedError
+        """Returns where documents begin in samples, [len(samples), seq_len + 1]."""
 
     def _start_counts(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns how many documents begin behind each sample's first token."""

@@ -27,7 +27,7 @@ from flopwright.executor.launch.request import (
 from flopwright.executor.launch.supported import unsupported
 from flopwright.models.hf.config_out import hf_config
 from flopwright.plan.file import PlanFile
-from flopwright.plan.ramp import batch_violations
+from flopwright.plan.parallel import plan_violations
 from flopwright.spec.load import load_model, load_plan
 
 _NEEDED_PACKAGES: Final = ("torch", "deepspeed", "tokenizers", "safetensors")
@@ -235,7 +235,7 @@ def _with_file(violations: Iterable[Violation], path: Path) -> list[Violation]:
 
 
 def _plan_rules(plan: PlanFile, options: LaunchOptions, machine: Machine) -> list[Violation]:
-    found = list(dict.fromkeys(batch_violations(plan.parallel, plan.scenario)))
+    found = list(plan_violations(plan.parallel, plan.scenario))
     found += unsupported(plan)
     found += _export_rules(plan) if options.export_hf else []
     found += _world_size_rules(plan.parallel.world_size, options.nproc, machine)

@@ -23,6 +23,7 @@ from flopwright.executor.launch.failure import (
     no_place_to_write,
     read_records,
 )
+from flopwright.executor.launch.lock import alone_in
 from flopwright.executor.launch.machine import find_machine
 from flopwright.executor.launch.processes import end_torchrun, start_torchrun, stop_requests
 from flopwright.executor.launch.progress import Progress
@@ -109,22 +110,23 @@ def launch(
 
 def _launched(request: RunRequest, out: Path, chosen: LaunchOptions, show: Progress) -> RunResult:
     """Starts a checked request, or goes on with the folder's run, and returns what it showed."""
-    if chosen.resume and (out / REQUEST_FILE).is_file():
-        request = resumed_request(out, request)
-        if not is_done(request, out):
-            clear_last_end(out, request)
-            _supervise(request, out, show, chosen.silence_s)
-        return _read_result(request, out)
     existed = out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    try:
-        write_json(out / REQUEST_FILE, request.to_data())
-        _supervise(request, out, show, chosen.silence_s)
-    except InputError:
-        if not (out / STEPS_FILE).exists():  # it never got to a step
-            _clear(out, keep_folder=existed)
-        raise
-    return _read_result(request, out)
+    with alone_in(out):
+        if chosen.resume and (out / REQUEST_FILE).is_file():
+            request = resumed_request(out, request)
+            if not is_done(request, out):
+                clear_last_end(out, request)
+                _supervise(request, out, show, chosen.silence_s)
+            return _read_result(request, out)
+        try:
+            write_json(out / REQUEST_FILE, request.to_data())
+            _supervise(request, out, show, chosen.silence_s)
+        except InputError:
+            if not (out / STEPS_FILE).exists():  # it never got to a step
+                _clear(out, keep_folder=existed)
+            raise
+        return _read_result(request, out)
 
 
 def _supervise(

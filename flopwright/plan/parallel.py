@@ -18,7 +18,7 @@ from flopwright.plan.schedules.placement import ScheduleName as ScheduleName
 from flopwright.spec.base import Grown
 from flopwright.spec.model import MAX_LAYERS, ModelSpec
 from flopwright.spec.scenario import Ranks, Scenario
-from flopwright.spec.workload import MAX_BATCH
+from flopwright.spec.workload import MAX_BATCH, Workload
 
 RecomputeName = Literal["none", "selective", "full"]
 ContextName = Literal["ring", "all_gather", "ulysses"]
@@ -211,7 +211,7 @@ def plan_violations(plan: ParallelPlan, scenario: Scenario) -> tuple[Violation, 
     found.extend(_model_rules(plan, scenario.model))
     found.extend(shard_violations(plan, scenario.model))
     found.extend(memory_move_violations(plan))
-    found.extend(_batch_rules(plan, scenario.workload.global_batch_size))
+    found.extend(_batch_rules(plan, scenario.workload))
     if scenario.workload.seq_len > scenario.model.max_seq_len:
         found.append(
             Violation(
@@ -342,12 +342,21 @@ def _schedule_rules(plan: ParallelPlan) -> list[Violation]:
     ]
 
 
-def _batch_rules(plan: ParallelPlan, global_batch_size: int) -> list[Violation]:
+def _batch_rules(plan: ParallelPlan, workload: Workload) -> list[Violation]:
+    """Returns what the plan breaks at the first of the run's batches where it breaks anything."""
+    return next(filter(None, (_rules_of_batch(plan, b, workload) for b in workload.batches)), [])
+
+
+def _rules_of_batch(
+    plan: ParallelPlan, global_batch_size: int, workload: Workload
+) -> list[Violation]:
+    whole = global_batch_size == workload.global_batch_size
+    name = "global_batch_size" if whole else f"the batch ramp's {global_batch_size} sequences"
     found = _divides(
         "parallel.micro_batch_size",
         plan.micro_batch_size * plan.dp,
         global_batch_size,
-        "global_batch_size, as micro_batch_size*dp,",
+        f"{name}, as micro_batch_size*dp,",
     )
     microbatches = plan.num_microbatches(global_batch_size)
     if microbatches > MAX_MICROBATCHES:

@@ -138,16 +138,26 @@ def find_drifts(
             slower raises the alarm; "stack" compares within equal software only.
         false_alarm, least: see `drift_of`.
     """
+    found = [_of_plan(runs, false_alarm, least) for runs in plan_series(measurements, by)]
+    return tuple(sorted(found, key=lambda d: (not d.alarm, -d.drift.shift, d.plan_name)))
+
+
+def plan_series(
+    measurements: Iterable[Measurement], by: By = "hardware"
+) -> list[list[Measurement]]:
+    """Returns the runs of each plan on each machine, oldest first; measurements of steps alone."""
     series: dict[tuple[str, str, str], list[Measurement]] = {}
     for m in measurements:
         if isinstance(m.metrics, StepMetrics):
             where = m.fingerprint.stack_id() if by == "stack" else hardware_id(m.fingerprint)
             series.setdefault((_plan_key(m), where, m.fingerprint.host), []).append(m)
-    found = [
-        _of_plan(sorted(runs, key=lambda m: (m.created, m.id)), false_alarm, least)
-        for runs in series.values()
-    ]
-    return tuple(sorted(found, key=lambda d: (not d.alarm, -d.drift.shift, d.plan_name)))
+    return [sorted(runs, key=lambda m: (m.created, m.id)) for runs in series.values()]
+
+
+def place_of(where: Fingerprint) -> str:
+    """Returns the name of a machine: its GPU or processor, and the host where one was said."""
+    kind = where.gpu or where.processor
+    return f"{where.host} ({kind})" if where.host else kind
 
 
 def hardware_id(where: Fingerprint) -> str:
@@ -165,12 +175,9 @@ def _plan_key(m: Measurement) -> str:
 def _of_plan(runs: Sequence[Measurement], false_alarm: float, least: float) -> PlanDrift:
     drift = drift_of([m.metrics.step_time_s for m in runs], false_alarm=false_alarm, least=least)
     last = runs[-1]
-    where = f"{last.fingerprint.gpu or last.fingerprint.processor}"
-    if last.fingerprint.host:
-        where = f"{last.fingerprint.host} ({where})"
     found = PlanDrift(
         plan_name=last.plan_name,
-        where=f"{where}, {last.fingerprint.world_size} ranks",
+        where=f"{place_of(last.fingerprint)}, {last.fingerprint.world_size} ranks",
         ids=tuple(m.id for m in runs),
         drift=drift,
     )

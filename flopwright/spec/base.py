@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import (
@@ -12,6 +13,18 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     model_serializer,
 )
+
+
+class BrokenRulesError(ValueError):
+    """Every rule between a record's fields that it breaks; a validator raises it once.
+
+    Attributes:
+        texts: one a rule.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        super().__init__("; ".join(texts))
+        self.texts = tuple(texts)
 
 
 class Spec(BaseModel):

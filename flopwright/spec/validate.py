@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from flopwright.errors import InputError, Violation, did_you_mean
-from flopwright.spec.base import Spec
+from flopwright.spec.base import BrokenRulesError, Spec
 from flopwright.spec.yaml_lines import Document, KeyPath
 
 S = TypeVar("S", bound=Spec)
@@ -37,7 +38,7 @@ def validate(model: type[S], document: Document) -> S:
         record = model.model_validate(document.data)
     except ValidationError as error:
         known = {v.field for v in truths}
-        others = [_violation(model, document, detail) for detail in error.errors()]
+        others = [v for detail in error.errors() for v in _violations(model, document, detail)]
         raise InputError([*truths, *(v for v in others if v.field not in known)]) from error
     if truths:
         raise InputError(truths)
@@ -76,6 +77,17 @@ def _may_hold_truth(annotation: Any) -> bool:
 def _fields_called(key: Any, owners: Iterable[type[BaseModel]]) -> list[FieldInfo]:
     """Returns the fields that a file calls `key`."""
     return [f for m in owners for n, f in m.model_fields.items() if key in (n, f.alias)]
+
+
+def _violations(
+    model: type[BaseModel], document: Document, detail: ErrorDetails
+) -> list[Violation]:
+    """Returns what one of pydantic's errors says: a record may break several rules at once."""
+    one = _violation(model, document, detail)
+    broken = detail.get("ctx", {}).get("error")
+    if not isinstance(broken, BrokenRulesError):
+        return [one]
+    return [dataclasses.replace(one, rule=text) for text in broken.texts]
 
 
 def _violation(model: type[BaseModel], document: Document, detail: ErrorDetails) -> Violation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, Literal, Self
 
 from pydantic import (
@@ -13,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from flopwright.spec.base import Grown, Spec
+from flopwright.spec.base import BrokenRulesError, Grown, Spec
 from flopwright.spec.cluster import Dtype
 from flopwright.spec.model import RopeScaling
 from flopwright.spec.packing import Packing
@@ -174,6 +175,14 @@ class Workload(Grown):
         return batch_levels(self.seq_len, full, total, self.batch_ramp)
 
     @property
+    def batches(self) -> tuple[int, ...]:
+        """The sizes that a step's batch has at some time: a ramp's and the full one."""
+        if self.batch_ramp is None:
+            return (self.global_batch_size,)
+        levels = (level.batch for level in self.batch_levels)
+        return tuple(dict.fromkeys((*levels, self.global_batch_size)))
+
+    @property
     def num_steps(self) -> int:
         """Optimizer steps to the token budget; the last one may be partly past it."""
         if self.batch_ramp is None:
@@ -197,66 +206,66 @@ class Workload(Grown):
         return sum(inside)
 
     @model_validator(mode="after")
-    def _one_step(self) -> Self:
+    def _rules(self) -> Self:
+        broken = [*self._broken_budget(), *self._broken_ramp()]
+        broken += self._broken_rate(steps_known=not broken)
+        broken += [text for text in self._broken_phases() if text not in broken]
+        if broken:
+            raise BrokenRulesError(broken)
+        return self
+
+    def _broken_budget(self) -> Iterator[str]:
         if self.total_tokens > _MAX_TOKENS:
-            raise ValueError(f"total_tokens must not exceed {_MAX_TOKENS:.0e}")
+            yield f"total_tokens must not exceed {_MAX_TOKENS:.0e}"
         if self.total_tokens < self.tokens_per_step:
-            raise ValueError(
+            yield (
                 f"total_tokens ({self.total_tokens}) must hold at least one step "
                 f"of {self.tokens_per_step} tokens"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _ramp_reaches_the_batch(self) -> Self:
+    def _broken_ramp(self) -> Iterator[str]:
         ramp, full = self.batch_ramp, self.global_batch_size
         if ramp is None:
-            return self
+            return
         if ramp.start >= full or (full - ramp.start) % ramp.increment:
-            raise ValueError(
+            yield (
                 f"batch_ramp must reach global_batch_size ({full}) from {ramp.start} by steps "
                 f"of {ramp.increment}"
             )
-        if len(ramp.batches(full)) > MAX_LEVELS:
-            raise ValueError(f"batch_ramp must not go through more than {MAX_LEVELS} batches")
+        elif len(ramp.batches(full)) > MAX_LEVELS:
+            yield f"batch_ramp must not go through more than {MAX_LEVELS} batches"
         if ramp.tokens > self.total_tokens:
-            raise ValueError(
+            yield (
                 f"batch_ramp.tokens ({ramp.tokens}) must not exceed total_tokens "
                 f"({self.total_tokens})"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _rate_fits_the_budget(self) -> Self:
+    def _broken_rate(self, *, steps_known: bool) -> Iterator[str]:
         rate = self.learning_rate
-        if rate.warmup_steps > self.num_steps:
-            raise ValueError(
+        if steps_known and rate.warmup_steps > self.num_steps:
+            yield (
                 f"learning_rate.warmup_steps ({rate.warmup_steps}) must not exceed the "
                 f"{self.num_steps} steps of total_tokens ({self.total_tokens}): the rate would "
                 "never reach its peak"
             )
         if rate.hold_until_tokens is not None and rate.hold_until_tokens > self.total_tokens:
-            raise ValueError(
+            yield (
                 f"learning_rate.hold_until_tokens ({rate.hold_until_tokens}) must not exceed "
                 f"total_tokens ({self.total_tokens})"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _phases_are_workloads(self) -> Self:
+    def _broken_phases(self) -> Iterator[str]:
         names = [FIRST_PHASE, *(phase.name for phase in self.later_phases)]
-        twice = next((n for i, n in enumerate(names) if n in names[:i]), None)
-        if twice is not None:
-            raise ValueError(
-                f"two phases are named {twice!r} ({FIRST_PHASE!r} is the workload's own)"
-            )
+        for name in sorted({n for i, n in enumerate(names) if n in names[:i]}):
+            yield f"two phases are named {name!r} ({FIRST_PHASE!r} is the workload's own)"
         for phase in self.later_phases:
             try:
                 self.of_phase(phase)
             except ValidationError as error:
-                texts = "; ".join(e["msg"].removeprefix("Value error, ") for e in error.errors())
-                raise ValueError(f"phase {phase.name!r}: {texts}") from error
-        return self
+                for each in error.errors():
+                    broken = each.get("ctx", {}).get("error")
+                    texts = getattr(broken, "texts", (each["msg"].removeprefix("Value error, "),))
+                    yield from (f"phase {phase.name!r}: {text}" for text in texts)
 
     def of_phase(self, phase: TrainingPhase) -> Workload:
         """Returns a later phase as a workload of its own: what it leaves out is this one's."""

@@ -26,6 +26,10 @@ MINI = "kimi_k2_mini_2cpu_fp32"
 K2 = "kimi_k2_pretrain_2048gpu_h800_bf16"
 OWN_BOX = "Your own scenario, model or cluster"
 WAIT_MS = 240_000
+# Nine levels of nine aliases each: written out, 387 million values.
+BOMB = "\n".join(
+    f"l{i}: &l{i} [{', '.join([f'*l{i - 1}' if i else 'x'] * 9)}]" for i in range(9)
+).encode()
 pytestmark = pytest.mark.slow
 
 
@@ -183,7 +187,7 @@ def test_a_real_run_is_compared(view: Any) -> None:
             b"# " + b"x" * 10_000_000,
             r"must be 1\.0MB or smaller|too large|exceeds",
         ),
-        ("scenario/bomb.yaml", b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", r"alias"),
+        ("scenario/bomb.yaml", BOMB, r"alias"),
         ("scenario/wrong.yaml", b"name: 5\nmodel: [1]\nworkload: none\n", r"cannot be planned"),
         ("scenario/m.yaml", b"name: x\nmodel: none_such\ncluster: 8_h100\n", r"no such model"),
         ("scenario/zip.yaml", b"PK\x03\x04\xff\xfe" * 50, r"not UTF-8"),
@@ -199,8 +203,18 @@ def test_a_hostile_upload_is_refused_and_the_session_goes_on(
     settled(view, 3)
     upload(view, name, content)
     shown(view, words)
-    view.goto(f"/?scenario={MINI}")
+    # the same session goes on: without the file the page plans again, and what is changed counts
+    view.evaluate("window.sameSession = true")
+    view.locator('[data-testid="stFileChipDeleteBtn"]').first.click()
+    view.get_by_text(re.compile(words)).wait_for(state="detached")
     shown(view, r"fits: kimi_k2_mini")
+    settled(view, 3)
+    choose(view, "Make least", "headroom")
+    view.get_by_role("button", name="Plan", exact=True).click()
+    shown(view, r"--set objective=headroom")
+    shown(view, r"fits: kimi_k2_mini")
+    assert "set=objective%3Dheadroom" in view.url
+    assert view.evaluate("window.sameSession") is True
 
 
 def upload(view: Any, name: str, content: bytes) -> None:

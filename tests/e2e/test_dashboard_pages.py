@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("plotly")
 testing = pytest.importorskip("streamlit.testing.v1")
 
+from flopwright.dashboards.compare_figures import over_time_figure  # noqa: E402
 from flopwright.dashboards.exported import made_bundle  # noqa: E402
 from flopwright.dashboards.runs import calibrations, compared_runs  # noqa: E402
 from flopwright.dashboards.tables import as_markdown  # noqa: E402
@@ -283,6 +284,75 @@ def test_every_choice_counts_also_the_second() -> None:
         assert not app.exception
 
 
+def labelled(elements: Any, label: str) -> Any:
+    return next(e for e in elements if label in e.label)
+
+
+@pytest.mark.slow
+def test_every_choice_counts_on_the_plan_and_export_pages() -> None:
+    app = open_page("plan", scenario=MINI, plan="dp_shard=2 zero_stage=1")
+    for words in ("dp_shard=2 ep=2", "dp_shard=1 pp=2", "dp_shard=2"):
+        labelled(app.text_input, "Plan").set_value(words).run()
+        assert kept(app, "plan") == words
+    for name in ("llama_mini_2cpu_fp32", MINI, "llama_mini_2cpu_fp32"):
+        labelled(app.selectbox, "Scenario").select(name).run()
+        assert kept(app, "scenario") == name
+    assert not app.exception
+    app = open_page("export", scenario=MINI, plan="dp_shard=2 zero_stage=1")
+    for targets, image in ((["accelerate"], "a/b:1"), (["megatron"], ""), ([], "a/b:2")):
+        labelled(app.multiselect, "Further launchers").set_value(targets)
+        labelled(app.text_input, "Container image").set_value(image)
+        labelled(app.button, "Write the files").click().run()
+        asked = commands(app)[0]
+        assert asked.count("--target") == len(targets)
+        assert all(f"--target {t}" in asked for t in targets)
+        assert (f"--image {image}" in asked) is bool(image)
+        assert ("image" in app.query_params) is bool(image)
+    assert not app.exception
+
+
+@pytest.mark.slow
+def test_side_by_side_goes_on_and_off() -> None:
+    app = open_page("explore", scenario=MINI)
+    for wanted in (True, False, True):
+        labelled(app.toggle, "side by side").set_value(wanted).run()
+        assert labelled(app.toggle, "side by side").value is wanted
+        assert ("b_scenario" in app.query_params) is wanted
+    assert not app.exception
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "query"),
+    [
+        (
+            "explore",
+            {
+                "scenario": MINI,
+                "set": ["cluster=8_h100", "objective=headroom", "search.zero_stage=[1]"],
+                "tab": "Serving",
+                "users": 8,
+                "node": "hgx_h100",
+            },
+        ),
+        ("rollouts", {"rollout": SMALL, "lambda": "0.5"}),
+    ],
+)
+def test_controls_start_by_their_defaults(name: str, query: dict[str, Any]) -> None:
+    """A value that is set is told the browser once: a turn that is broken off would lose it."""
+    app = open_page(name, **query)
+    assert not app.exception
+    for box in app.selectbox:
+        assert box.options[box.proto.default] == box.value, box.label
+    for box in (*app.number_input, *app.text_area, *app.text_input):
+        assert box.proto.default == box.value, box.label
+    for slider in app.slider:
+        assert list(slider.proto.default) == [slider.value]
+    boxes = (*app.selectbox, *app.number_input, *app.text_area, *app.text_input, *app.slider)
+    assert boxes
+    assert not [box.label for box in boxes if box.proto.set_value]
+
+
 @pytest.mark.slow
 def test_explore_says_what_is_lacking_when_nothing_fits(
     monkeypatch: pytest.MonkeyPatch, fresh_views: None
@@ -469,6 +539,21 @@ def offloaded(run: Measurement) -> Measurement:
     plan = json.loads(json.dumps(run.plan))
     plan["parallel"] |= {"zero_stage": 1, "optimizer_offload": True}
     return run.model_copy(update={"plan": plan})
+
+
+@pytest.mark.slow
+def test_a_plans_runs_on_two_machines_are_two_lines() -> None:
+    run = measured("a", 1.0)
+    other = run.fingerprint.model_copy(update={"processor": "another"})
+    there = {"fingerprint": other, "created": "2026-01-02T00:00:00Z", "id": "there"}
+    later = {"created": "2026-01-03T00:00:00Z", "id": "later"}
+    runs = [run.model_copy(update=later), run.model_copy(update=there), run]
+    lines = over_time_figure(runs).data
+    assert {line.name: list(line.x) for line in lines} == {
+        "a, cpu": ["2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"],
+        "a, another": ["2026-01-02T00:00:00Z"],
+    }
+    assert [line.name for line in over_time_figure([run]).data] == ["a"]
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ PAGES = {
     "explain.md": {"plan.yaml"},
     "recommend.md": {"largest.yaml"},
     "sweep.md": {"sweep.yaml", "sweep.parquet", "again.parquet"},
-    "exports.md": {"plan.yaml", "bundle", "more"},
+    "exports.md": {"plan.yaml", "bundle", "more", "train.sh", "imported.yaml"},
 }
 # Pages that name every option of a verb.
 VERBS = {"recommend": "recommend.md", "sweep": "sweep.md", "explain": "explain.md"}
@@ -39,6 +39,9 @@ def test_the_commands_of_the_page_run(
         data = load_scenario("kimi_k2_mini_2cpu_fp32").to_data()
         (block,) = _blocks(page, "yaml")
         (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(data | yaml.safe_load(block)))
+    if page == "exports.md":
+        (job,) = _blocks(page, "bash")
+        (tmp_path / "train.sh").write_text(job)
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line) for b in _blocks(page, "sh") for line in b.splitlines()]
     assert commands

@@ -5,14 +5,18 @@ import pytest
 
 from flopwright.errors import InputError
 from flopwright.plan.parallel import MAX_MICROBATCHES, ParallelPlan, plan_violations
+from flopwright.plan.ramp import at_batch
 from flopwright.planner.constraints import RULES, broken_rules, legal, violations
 from flopwright.simulator.training.candidates import SCHEDULES, Candidates
 from flopwright.simulator.training.evaluate import evaluate
 from flopwright.spec.load import load_scenario
+from flopwright.spec.phases import BatchRamp
 from flopwright.spec.scenario import Scenario
 
 K2 = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
 MINI = load_scenario("kimi_k2_mini_2cpu_fp32")
+RAMP = BatchRamp(start=4096, increment=3072, tokens=10**9)
+RAMPED = K2.model_copy(update={"workload": K2.workload.model_copy(update={"batch_ramp": RAMP})})
 GOOD = ParallelPlan(pp=16, ep=16, dp_shard=128, zero_stage=1, recompute="selective")
 
 
@@ -102,7 +106,8 @@ def test_every_rule_has_a_test() -> None:
     assert tested == {r.name for r in RULES}
 
 
-def test_shape_rules_equal_the_plans_own_on_random_plans() -> None:
+@pytest.mark.parametrize("scenario", [K2, RAMPED], ids=["k2", "ramped"])
+def test_shape_rules_equal_the_plans_own_on_random_plans(scenario: Scenario) -> None:
     rng = np.random.default_rng(0)
     plans = []
     for _ in range(2000):
@@ -131,8 +136,11 @@ def test_shape_rules_equal_the_plans_own_on_random_plans() -> None:
         )
     shape = [r for r in RULES if r.shape]
     candidates = Candidates.from_plans(plans)
-    holds = np.all([r.holds(candidates, K2) for r in shape], axis=0)
-    expected = np.array([not plan_violations(p, K2) for p in plans])
+    holds = np.all([r.holds(candidates, scenario) for r in shape], axis=0)
+    expected = np.array([not plan_violations(p, scenario) for p in plans])
+    at_each = [at_batch(scenario, b) for b in scenario.workload.batches]
+    one_by_one = [not any(plan_violations(p, s) for s in at_each) for p in plans]
+    assert expected.tolist() == one_by_one
     assert 20 < expected.sum() < 1500  # both kinds are there
     np.testing.assert_array_equal(holds, expected)
 

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flopwright.errors import InputError
 from flopwright.spec.load import load_scenario
 from flopwright.spec.phases import BatchRamp, LearningRate, TrainingPhase, batch_levels
+from flopwright.spec.validate import validate
 from flopwright.spec.workload import Workload
+from flopwright.spec.yaml_lines import Document
 
 K2 = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16").workload
 LINEAR = {"kind": "linear", "peak": 2e-5, "final": 7e-6, "warmup_steps": 0}
@@ -110,6 +113,26 @@ def test_a_phase_is_the_workload_with_what_it_says() -> None:
 def test_what_makes_no_sense_is_refused_in_words(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         _workload(**changes)
+
+
+def test_every_broken_rule_is_told_at_once() -> None:
+    ramp = {"start": 16384, "increment": 1, "tokens": "16T"}
+    held = LINEAR | {"kind": "wsd", "hold_until_tokens": "20T"}
+    late = PHASE | {"total_tokens": "1M", "learning_rate": held}
+    changes = {"batch_ramp": ramp, "learning_rate": held}
+    data = K2.to_data() | changes | {"later_phases": [late, late]}
+    with pytest.raises(InputError) as refused:
+        validate(Workload, Document(data, {}, "w.yaml"))
+    rules = [v.rule for v in refused.value.violations]
+    words = (
+        "batch_ramp must reach",
+        "batch_ramp.tokens",
+        "learning_rate.hold_until_tokens",
+        "two phases are named 'long'",
+        "phase 'long': total_tokens (1000000) must hold",
+        "phase 'long': learning_rate.hold_until_tokens",
+    )
+    assert all(any(rule.startswith(word) for rule in rules) for word in words), rules
 
 
 def test_a_phase_has_a_rate_and_a_ramp_of_its_own() -> None:
