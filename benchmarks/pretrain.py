@@ -11,7 +11,9 @@ Everything is trained by `flopwright run`, one process each, as many at once as 
 2. pilots     short trainings of both optimizers, the same rates and steps for each; the rate
               with the lowest training loss at the end is taken, of two that tie the lower
               one (held-out text chooses nothing);
-3. main       both at their rates over the same tokens in the same order.
+3. main       both at their rates over the same tokens in the same order;
+4. shuffled   a training on the text's characters in random order: nothing can be learnt from
+              what stands before, so it must not get below the bars.
 
 The bars are what counts of one and of two tokens reach on the same held-out text. The same
 command goes on with what a stopped one left in FOLDER. The last line is JSON.
@@ -31,6 +33,7 @@ from typing import Any, Final
 
 from pretraining.picture import draw
 from pretraining.place import Job, Place
+from pretraining.shuffled import shuffled_text
 
 from flopwright.executor.data.batches import open_dataset
 from flopwright.executor.launch.machine import available_cores
@@ -42,7 +45,7 @@ from flopwright.executor.launch.request import (
 from flopwright.executor.measure.fingerprint import processor_name
 from flopwright.spec.workload import LearningRate, Optimizer
 
-PARTS: Final = ("explosion", "pilots", "main")
+PARTS: Final = ("explosion", "pilots", "main", "shuffled")
 TAU: Final = 100.0
 NO_TAU: Final = 1e30  # logits are recorded, and none ever reaches it
 OPTIMIZERS: Final = {
@@ -55,6 +58,8 @@ EXPLOSION_BATCH: Final = (4, 64)
 WELL_BELOW: Final = 0.5
 # Pilots nearer to each other tell nothing, in nats a token.
 TIE: Final = 0.01
+# By how much chance may put a loss below counts of the same text, in nats a token.
+CHANCE: Final = 0.01
 # Bins of a curve in the result and in the picture.
 POINTS: Final = 100
 
@@ -180,6 +185,24 @@ def main_runs(
     }
 
 
+def shuffled(place: Place, peak: float, steps: int, batch: tuple[int, int]) -> dict[str, Any]:
+    """Returns what a training reaches on characters in random order, and the bars there."""
+    job = Job(
+        name="shuffled",
+        optimizer=OPTIMIZERS["muonclip"],
+        rate=cosine(peak, steps),
+        steps=steps,
+        batch=batch,
+        saves=False,
+        characters=shuffled_text(place.folder / "shuffled.txt", place.text),
+    )
+    place.train([job])
+    held_out = round(place.measurement(job)["held_out_loss"], 4)
+    found = {name: bars(place, job)[name] for name in ("unigram", "bigram")}
+    beats = held_out < min(found.values()) - CHANCE
+    return {"steps": steps, "held_out": held_out, **found, "beats_the_bars": beats}
+
+
 def stepping_s(rows: Sequence[Mapping[str, Any]]) -> float:
     """Returns the seconds that all steps took."""
     return sum(row["step_time_s"] for row in rows)
@@ -206,6 +229,8 @@ def verdict(result: Mapping[str, Any]) -> bool:
         held_out, bigram = result["main"]["held_out"], result["main"]["bigram"]
         good.append(max(held_out.values()) < bigram - WELL_BELOW)
         good.append(held_out["muonclip"] <= held_out["adamw"])
+    if "shuffled" in result:
+        good.append(not result["shuffled"]["beats_the_bars"])
     return all(good)
 
 
@@ -245,6 +270,9 @@ def studied(place: Place, asked: argparse.Namespace) -> dict[str, Any]:
         }
     if "main" in asked.parts:
         result["main"] = main_runs(place, rates, asked.steps, batch)
+    if "shuffled" in asked.parts:
+        steps = 2 * asked.pilot_steps
+        result["shuffled"] = shuffled(place, rates["muonclip"], steps, batch)
     return result
 
 

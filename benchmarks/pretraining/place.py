@@ -30,6 +30,7 @@ class Job:
     Attributes:
         batch: (sequences, tokens a sequence) of a step.
         saves: whether it saves on the way.
+        characters: a text of its own, read character by character; None: the study's.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Job:
     steps: int
     batch: tuple[int, int]
     saves: bool = True
+    characters: Path | None = None
 
 
 @dataclass(slots=True)
@@ -88,7 +90,9 @@ class Place:
         command += ["--out", str(self.folder / job.name), "--name", job.name, "--resume"]
         every = max(1, min(CHECKPOINT_EVERY, job.steps // 4))
         command += ["--checkpoint-every", str(every)] if job.saves else []
-        command += [] if self.text is None else ["--text", str(self.text)]
+        text = job.characters or self.text
+        command += [] if text is None else ["--text", str(text)]
+        command += [] if job.characters is None else ["--tokenizer", "characters"]
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         with (self.folder / f"{job.name}.log").open("ab") as log:
             process = subprocess.Popen(

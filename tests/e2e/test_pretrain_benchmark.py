@@ -22,16 +22,21 @@ def pretrain(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-def test_qk_clip_stops_a_planted_explosion(tmp_path: Path) -> None:
+def test_qk_clip_stops_a_planted_explosion_and_chance_is_not_learnt(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     done = subprocess.run(
-        [sys.executable, "benchmarks/pretrain.py", "--parts", "explosion", "--layers", "2",
-         "--explosion-steps", "60", "--text", "docs", "--out", str(tmp_path)],
+        [sys.executable, "benchmarks/pretrain.py", "--parts", "explosion", "shuffled",
+         "--layers", "2", "--explosion-steps", "60", "--pilot-steps", "30", "--batch", "8", "64",
+         "--text", "docs", "--out", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])["explosion"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    chance = result["shuffled"]
+    assert not chance["beats_the_bars"]
+    assert chance["held_out"] < chance["unigram"] + 0.5  # it has learnt how often each comes
+    found = result["explosion"]
     assert found["stopped"]
     assert found["max_logit_recorded"] > 3 * found["tau"]
     assert found["largest_logit_clipped"] < 2 * found["tau"]
