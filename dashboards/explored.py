@@ -146,6 +146,11 @@ def _open(view: View, plan: RankedPlan) -> None:
 
 def _one_of(result: SearchResult, slot: str, picked: str | None) -> RankedPlan:
     """Returns the plan to show in detail: the one just clicked, else the one chosen."""
+    if _is_first_look(result):
+        # The address may name a plan that only the search of every plan will find: it stays.
+        (first,) = result.ranked
+        st.selectbox("Plan", [first.plan.label()], key=f"{slot}plan of the first look")
+        return first
     labels = {r.plan.label(): r for r in result.ranked}
     state, last = f"choice {slot}plan", f"{slot}last click"
     if picked in labels and st.session_state.get(last) != picked:

@@ -56,7 +56,7 @@ def draw_scaling(view: View) -> None:
     )
     if rows is None:
         return
-    name = f"{scenario.name}_scaling.yaml"
+    name, gpus = f"{scenario.name}_scaling.yaml", scenario.cluster.node.gpus
     command = ["flopwright", "sweep", name]
     chart(figures.scaling_figure(rows), alt=f"{view.slot}scaling", command=command)
     st.download_button(
@@ -69,7 +69,7 @@ def draw_scaling(view: View) -> None:
     st.dataframe(
         pd.DataFrame(
             {
-                "GPUs": [r.gpus or r.values["cluster.num_nodes"] for r in rows],
+                "GPUs": [gpus * r.values["cluster.num_nodes"] for r in rows],
                 "step time (s)": [four_digits(r.step_time_s) for r in rows],
                 "tokens/s a GPU": [four_digits(r.tokens_per_s_per_gpu) for r in rows],
                 "whole run (days)": [four_digits(r.days) for r in rows],

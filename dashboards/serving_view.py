@@ -65,7 +65,9 @@ def _drawn(found: Serving, command: list[str]) -> None:
     if not found.gpus:
         st.error(f"**No number of GPUs that was looked at holds it with its caches**; {alone}")
         return
-    st.success(f"**{plural(found.gpus, 'GPU')}** hold it with its caches: {found.layout}; {alone}")
+    holds = "holds" if found.gpus == 1 else "hold"
+    text = f"**{plural(found.gpus, 'GPU')}** {holds} it with its caches: {found.layout}; {alone}"
+    st.success(text)
     columns = st.columns(4)
     columns[0].metric("tokens/s a GPU", show_count(found.tokens_per_s_per_gpu))
     columns[1].metric("tokens/s a user", show_count(found.tokens_per_s_per_user))

@@ -34,7 +34,8 @@ def search_plans(asked: Asked, tell: Tell) -> Any:
     from flopwright.spec.scenario import Scenario
 
     def advance(done: int, total: int) -> None:
-        tell(done, total, f"{done:,} of {total:,} plans priced")
+        now = "; the best are replayed" if done == total else ""
+        tell(done, total, f"{done:,} of {total:,} plans priced{now}")
 
     scenario = Scenario.model_validate(asked["scenario"])
     found = search(scenario, scenario_calibration, LISTED, progress=advance, refine=True)

@@ -68,7 +68,7 @@ MORE = (
     Page(
         "explore_holds", f"?scenario={K2}&tab=What+holds+it+back", "If a resource|resource had", 1
     ),
-    Page("explore_serving", f"?scenario={K2}&tab=Serving", "hold it with its caches", 1),
+    Page("explore_serving", f"?scenario={K2}&tab=Serving", "it with its caches", 1),
     Page("explore_cost", f"?scenario={K2}&against=cost", "Trade-offs", 3),
     Page(
         "explore_beside", f"?scenario={K2}&b_scenario={K2}&b_set=cluster%3D1024_h100", "1,024", 6
