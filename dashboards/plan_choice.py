@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import streamlit as st
 
 from flopwright.dashboards.parts import keep_in_url
@@ -12,6 +14,9 @@ from flopwright.plan.parallel import ParallelPlan
 from flopwright.planner.plan_text import plan_from_text, plan_words
 from flopwright.spec.load import SCENARIO_CATALOG, catalog_names
 from flopwright.spec.scenario import Scenario
+
+# Where a session keeps the plan it was last about: links between pages do not carry it.
+_LAST: Final = "last plan"
 
 
 def chosen_plan() -> tuple[View, Scenario, ParallelPlan] | None:
@@ -34,15 +39,25 @@ def chosen_plan() -> tuple[View, Scenario, ParallelPlan] | None:
     if shown.words:
         st.caption("with " + ", ".join(f"`{word}`" for word in shown.words))
     scenario = shown.scenario()
-    text = st.query_params.get("plan", "")
+    text = st.query_params.get("plan") or _last_of(shown)
     if "=" in text:
-        return shown, scenario, _edited(plan_from_text(text, scenario), scenario)
-    result = found(scenario) or first_look(scenario)
-    best = None if result is None else result.best
-    if best is None:
-        st.warning("No plan of a first look fits. Search every plan on the Explore page.")
-        return None
-    return shown, scenario, _edited(best.plan, scenario)
+        plan = plan_from_text(text, scenario)
+    else:
+        result = found(scenario) or first_look(scenario)
+        best = None if result is None else result.best
+        if best is None:
+            st.warning("No plan of a first look fits. Search every plan on the Explore page.")
+            return None
+        plan = best.plan
+    plan = _edited(plan, scenario)
+    st.session_state[_LAST] = (shown, plan_words(plan))
+    return shown, scenario, plan
+
+
+def _last_of(shown: View) -> str:
+    """Returns the words of the plan that this session last had of a view; "" without one."""
+    view, words = st.session_state.get(_LAST, (None, ""))
+    return words if view == shown else ""
 
 
 def _edited(plan: ParallelPlan, scenario: Scenario) -> ParallelPlan:

@@ -121,14 +121,19 @@ def _built(
 
 
 def view_of_address(slot: str = "") -> View | None:
-    """Returns the view that the address names; None where it names no scenario."""
+    """Returns the view that the address names, else the session's last one; None without any.
+
+    The links between pages carry no scenario: what was looked at goes along all the same.
+    """
     name = st.query_params.get(f"{slot}scenario")
+    kept = st.session_state.get(f"{slot}added", ())
+    if name is None and kept and not slot:
+        return View(kept[0], kept[1], slot, kept[2])
     if name == UPLOADED and f"{slot}upload" not in st.session_state:
         name = None
     if name is None or (name != UPLOADED and name not in catalog_names(SCENARIO_CATALOG)):
         return None
     words = tuple(st.query_params.get_all(f"{slot}set"))
-    kept = st.session_state.get(f"{slot}added", ())
     return View(name, words, slot, kept[2] if kept[:2] == (name, words) else ())
 
 

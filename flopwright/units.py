@@ -180,10 +180,12 @@ def _three_digits(value: float) -> str:
 
 
 def show_bytes(value: float) -> str:
-    """Returns bytes for people, in GiB, MiB or bytes to three digits."""
+    """Returns bytes for people, in GiB, MiB, KiB or bytes to three digits."""
     if 0 < value < 2**10:
         return f"{value:.0f} B"
     unit, scale = ("GiB", GIB) if value >= GIB / 10 else ("MiB", 2**20)
+    if 0 < value < 2**20 / 10:
+        unit, scale = "KiB", 2**10
     return f"{_three_digits(value / scale)} {unit}"
 
 

@@ -29,6 +29,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from flopwright.report.metrics import Fingerprint, Measurement, StepMetrics
 from flopwright.spec.base import Spec
+from flopwright.units import plural
 
 Array = NDArray[np.float64]
 
@@ -84,7 +85,7 @@ class Drift(Spec):
     def text(self) -> str:
         """Returns the finding on one line."""
         if self.runs < LEAST_RUNS:
-            return f"{self.runs} runs: too few to tell ({LEAST_RUNS} are needed)"
+            return f"{plural(self.runs, 'run')}: too few to tell ({LEAST_RUNS} are needed)"
         if self.alarm and self.since is not None:
             return f"slower by {self.shift:.1%} since run {self.since + 1} of {self.runs}"
         if self.changes:

@@ -135,7 +135,12 @@ def test_from_exploring_to_a_bundle(view: Any, tmp_path: Path) -> None:
     # reload from the address: the same plan
     view.reload()
     shown(view, re.escape(plan.parallel.label()))
+    # the link to another page takes the scenario and the plan along
+    settled(view, 1)
+    view.get_by_role("link", name="Export").click()
+    shown(view, r"each read back and found sound")
     query = view.url.split("?", 1)[1]
+    assert "set=cluster%3D1024_h100" in query
     view.goto(f"/export?{query}&target=skypilot")
     shown(view, r"each read back and found sound")
     settled(view, 0)

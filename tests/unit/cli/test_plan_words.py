@@ -52,6 +52,7 @@ def test_no_quantity_is_shown_in_powers_of_ten() -> None:
     assert show_seconds(5.55e-17) == "0 s"
     assert show_seconds(2e-9) == "0.002 us"
     assert show_bytes(1023 * 2**30) == "1,023 GiB"
+    assert show_bytes(9899) == "9.67 KiB"
 
 
 def test_one_is_not_many() -> None:
