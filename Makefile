@@ -20,7 +20,7 @@ demo: install ## the whole loop: plan K2, run a mini K2 under three plans, calib
 	@$(PY) -m flopwright demo
 
 test: install ## all tests, in two processes (skips, by name, what needs a service that is not here)
-	@$(PY) -m pytest -n 2 --dist loadfile
+	@$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: install ## the tests for your own loop: under 3 minutes
 	@$(PY) -m pytest -m "not slow and not network" -q -n 2 --dist loadfile

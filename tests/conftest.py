@@ -16,6 +16,25 @@ os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 NO_MEASURED_DATA = "the measured data are not here; FLOPWRIGHT_MEASURED_DATA names their folder"
 
+# Files that take minutes, the longest first: one that is begun last goes on alone.
+LONGEST = (
+    "test_same_numbers.py",
+    "test_resume.py",
+    "test_dry_acceptance.py",
+    "test_in_the_interpreter.py",
+    "test_dashboard_browser.py",
+    "test_data_parallel_ranks.py",
+    "test_ahead_of_time.py",
+    "test_slurm.py",
+    "test_worker_started_by_hand.py",
+    "test_dry_step.py",
+    "test_dashboard_pages.py",
+    "test_three_plans.py",
+    "test_phase_schedule.py",
+    "test_tournament.py",
+    "test_calibration_loop.py",
+)
+
 _skips: list[str] = []
 
 
@@ -64,6 +83,12 @@ def measured_data() -> Path:
     if not (folder / "validation" / "training_runs.csv").is_file():
         pytest.skip(NO_MEASURED_DATA)
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first; `make test` hands files out in this order."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -125,7 +125,7 @@ def test_each_batch_of_a_ramp_is_a_step_of_its_own() -> None:
 
 def test_a_ramp_that_no_plan_can_run_is_refused_with_what_stands_against_it() -> None:
     ramp = {"start": 1, "increment": 15, "tokens": 10 * STEP}
-    with pytest.raises(InputError, match="every batch of the ramp"):
+    with pytest.raises(InputError, match="the batch ramp's 1 sequences"):
         plan_phases(_scenario(batch_ramp=ramp, global_batch_size=16), MEANS)
 
 
