@@ -33,7 +33,7 @@ def draw_summary(report: ComparisonReport) -> None:
     floor = report.noise_floor
     columns[-1].metric("noise floor", "-" if floor is None else f"{floor:.1%}")
     known = "no plan" if floor is None else "one plan"
-    columns[-1].caption(f"{known} measured twice: errors below it say nothing")
+    columns[-1].caption(f"{known} measured twice in a launch: errors below it say nothing")
 
 
 def draw_left_out(left_out: Mapping[str, str], shown: int, of: int) -> None:
