@@ -23,7 +23,7 @@ from flopwright.models.formats.layout import LAYOUTS
 from flopwright.models.formats.quantization_config import quantization_config
 from flopwright.models.hf.config import model_from_hf_config
 from flopwright.models.hf.safetensors_io import load_stage_, save_stage
-from flopwright.models.transformer.module import build_stage, init_weights_
+from flopwright.models.transformer.module import Stage, build_stage, init_weights_
 from flopwright.spec.load import load_model
 from flopwright.spec.model import ModelSpec
 
@@ -164,32 +164,22 @@ def test_int4_and_mxfp4_bits_are_those_of_compressed_tensors(ask: Ask, tmp_path:
     assert {k: v for k, v in wrong.items() if v} == {}
 
 
-def test_a_shrunk_k2_in_block_fp8_loads_in_transformers(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("experts", "top_k"), [(4, 4), (16, 3)])
+def test_a_shrunk_k2_in_block_fp8_loads_in_transformers(
+    experts: int, top_k: int, ask: Ask, tmp_path: Path
+) -> None:
     """Its weights are ours bit for bit, its logits ours; and near those of the bf16 model.
 
     Matrices of at most 128 or whole multiples of it: transformers 5.24 takes no edge blocks.
     """
-    spec = load_model("kimi_k2").shrunk(hidden_size=256, num_layers=3, vocab_size=512)
-    assert spec.moe is not None
-    attention = spec.attention.model_copy(
-        update={"num_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 96, "qk_nope_head_dim": 32,
-                "qk_rope_head_dim": 32, "v_head_dim": 32}
-    )  # fmt: skip
-    sizes = {"expert_intermediate_size": 128, "num_experts": 4, "top_k": 4}  # no choice
-    moe, mlp = spec.moe.model_copy(update=sizes), {"intermediate_size": 512}
-    spec = spec.model_copy(
-        update={"attention": attention, "moe": moe, "mlp": spec.mlp.model_copy(update=mlp)}
-    )
-    stage = build_stage(spec, range(-1, 4), dtype=torch.bfloat16)
-    init_weights_(stage, spec, seed=5)
+    stage = _shrunk_k2(experts, top_k)
     save_stage(stage, tmp_path / "model", max_shard_bytes=1_000_000, release="block_fp8")
-    tokens = torch.randint(0, 512, (2, 24), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, 512, (2, 24), generator=torch.Generator().manual_seed(6))
     save_file({"tokens": tokens}, tmp_path / "tokens.safetensors")
     report = ask(TRANSFORMERS, tmp_path)
     assert not any(report.values()), report
 
-    spec = model_from_hf_config(tmp_path / "model")
-    loaded = build_stage(spec, range(-1, 4))
+    loaded = build_stage(model_from_hf_config(tmp_path / "model"), range(-1, 4))
     load_stage_(loaded, tmp_path / "model")
     ours = dict((*loaded.named_parameters(), *loaded.named_buffers()))
     state = load_file(tmp_path / "state.safetensors")
@@ -198,12 +188,55 @@ def test_a_shrunk_k2_in_block_fp8_loads_in_transformers(ask: Ask, tmp_path: Path
         assert torch.equal(tensor.float(), ours[name].float()), name
     theirs = load_file(tmp_path / "logits.safetensors")["logits"]
     with torch.no_grad():
-        logits, wide = loaded(tokens), stage.float()(tokens)
+        logits, gap = _logits_and_gap(loaded, tokens)
+        for layer, block in stage.float().moe_blocks().items():
+            block.routing_replay = loaded.moe_blocks()[layer].last_choices
+        wide = stage(tokens)
+    # No choice of experts hangs on rounding: those of fp32 are a hundred times smaller.
+    assert gap > 1e-4
     assert (logits - theirs).abs().max() <= 1e-5 * theirs.abs().max()
-    # E4M3 keeps a number to 1 part in 16 at worst, to 1 in 40 in the mean. All experts answer:
-    # a choice between them that falls out otherwise is no error of the numbers.
+    # E4M3 keeps a number to 1 part in 16 at worst, to 1 in 40 in the mean. The same experts
+    # answer: a choice between them that falls out otherwise is no error of the numbers.
     error = (logits - wide).norm() / wide.norm()
     assert 1e-4 < error < 0.1
+
+
+def _shrunk_k2(experts: int, top_k: int) -> Stage:
+    """Returns a Kimi K2 of three small layers in bf16, whose experts differ in their biases."""
+    spec = load_model("kimi_k2").shrunk(hidden_size=256, num_layers=3, vocab_size=512)
+    assert spec.moe is not None
+    attention = spec.attention.model_copy(
+        update={"num_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 96, "qk_nope_head_dim": 32,
+                "qk_rope_head_dim": 32, "v_head_dim": 32}
+    )  # fmt: skip
+    sizes = {"expert_intermediate_size": 128, "num_experts": experts, "top_k": top_k}
+    moe, mlp = spec.moe.model_copy(update=sizes), {"intermediate_size": 512}
+    spec = spec.model_copy(
+        update={"attention": attention, "moe": moe, "mlp": spec.mlp.model_copy(update=mlp)}
+    )
+    stage = build_stage(spec, range(-1, 4), dtype=torch.bfloat16)
+    init_weights_(stage, spec, seed=5)
+    for block in stage.moe_blocks().values():
+        bias = block.gate.e_score_correction_bias
+        assert bias is not None
+        bias.copy_(0.05 * torch.randn(experts, generator=torch.Generator().manual_seed(3)))
+    return stage
+
+
+def _logits_and_gap(stage: Stage, tokens: Tensor) -> tuple[Tensor, float]:
+    """Returns the logits, and how near a token's last chosen expert was to the next."""
+    gaps = [1.0]
+
+    def look(gate: Any, args: Any, _: Any) -> None:
+        scores = torch.sigmoid(args[0] @ gate.weight.t()) + gate.e_score_correction_bias
+        last = scores.sort(-1, descending=True).values[:, gate.spec.top_k - 1 :]
+        gaps.extend((last[:, :1] - last[:, 1:2]).flatten().tolist())
+
+    hooks = [b.gate.register_forward_hook(look) for b in stage.moe_blocks().values()]
+    logits = stage(tokens)
+    for hook in hooks:
+        hook.remove()
+    return logits, min(gaps)
 
 
 def test_a_small_gpt_oss_in_mxfp4_loads_in_transformers(ask: Ask, tmp_path: Path) -> None:
