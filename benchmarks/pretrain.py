@@ -198,7 +198,8 @@ def shuffled(place: Place, peak: float, steps: int, batch: tuple[int, int]) -> d
     )
     place.train([job])
     held_out = round(place.measurement(job)["held_out_loss"], 4)
-    found = {name: bars(place, job)[name] for name in ("unigram", "bigram")}
+    counts = bars(place, job)
+    found = {name: counts[name] for name in ("unigram", "bigram")}
     beats = held_out < min(found.values()) - CHANCE
     return {"steps": steps, "held_out": held_out, **found, "beats_the_bars": beats}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import simpy
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from flopwright.simulator.rollouts.generation import Phase
 
 
-class Slots:
+class Slots(ABC):
     """Who holds a slot or a waiting cache of one engine in a phase."""
 
     def __init__(self, phase: Phase, index: int) -> None:
@@ -48,9 +49,9 @@ class Slots:
         self.busy_s = 0.0
         self.noted_s = 0.0
 
+    @abstractmethod
     def nudge(self, now_s: float) -> None:
         """Brings the next boundary forward; an instance knows how."""
-        raise NotImplementedError
 
     def blocks(self, context: int) -> int:
         """Returns the blocks of a context that are its own."""

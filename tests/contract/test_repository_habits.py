@@ -24,6 +24,13 @@ def tracked_files() -> list[Path]:
     return [REPOSITORY / line for line in result.stdout.splitlines()]
 
 
+def test_the_files_that_are_begun_first_are_there() -> None:
+    text = (REPOSITORY / "tests" / "conftest.py").read_text()
+    names = re.findall(r'^    "(test_\w+\.py)",$', text, re.M)
+    assert len(names) > 10
+    assert set(names) <= {path.name for path in tracked_files()}
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_each_room_is_linked_into_the_package(room: str) -> None:
     link = REPOSITORY / "flopwright" / room

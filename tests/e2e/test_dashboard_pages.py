@@ -159,7 +159,7 @@ def test_the_other_tabs_of_explore_are_reopened_by_their_address() -> None:
     app = open_page("explore", scenario=MINI, tab="Serving", users=8)
     assert not app.exception
     assert charts(app) == 1
-    assert any("it with its caches" in text.value for text in app.success)
+    assert any("1 GPU** holds it with its caches" in text.value for text in app.success)
     command = commands(app)[0]
     assert command.startswith("flopwright recommend --serve kimi_k2_mini --node hgx_h200")
     assert "--concurrency 8" in command
