@@ -97,6 +97,7 @@ def test_ranks_slices_and_stages_generate_like_the_whole_model(tmp_path):
     assert generate(many, "abc", 20) == generate(one, "abc", 20)
 
 
+@pytest.mark.slow
 def test_sampling_follows_the_softmax_and_its_seed(checkpoint):
     model = load_text_model(checkpoint)
     with torch.no_grad():

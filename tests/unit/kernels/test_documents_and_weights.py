@@ -43,6 +43,7 @@ def test_each_document_is_attended_by_itself(window: int, dtype: torch.dtype) ->
     assert torch.allclose(largest, hidden.amax((0, 2, 3)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_document_attention_is_a_sound_operator() -> None:
     q = torch.randn(1, 20, 2, 4, dtype=torch.float64, requires_grad=True)
     torch.library.opcheck(

@@ -23,6 +23,8 @@ from flopwright.spec.model import (
     YarnScaling,
 )
 
+pytestmark = pytest.mark.slow
+
 VOCAB, SEQ = 53, 24
 MLA: dict[str, Any] = {
     "num_heads": 3, "q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 6,

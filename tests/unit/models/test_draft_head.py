@@ -184,6 +184,7 @@ def test_only_the_head_learns() -> None:
     assert not any(n.startswith("stage") for n in names)
 
 
+@pytest.mark.slow
 def test_acceptance_rises_as_it_trains() -> None:
     """The frozen model counts up; a new head learns to draft what it would say."""
     spec = SPECS["gqa"]

@@ -30,6 +30,8 @@ from flopwright.spec.model import (
     Rope,
 )
 
+pytestmark = pytest.mark.slow
+
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 MLA = MlaAttention(
     num_heads=2, q_lora_rank=12, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4,

@@ -27,6 +27,8 @@ from flopwright.spec.cluster import DTYPE_BYTES
 from flopwright.spec.load import load_model
 from flopwright.spec.model import GqaAttention, Indexer, MlaAttention, Mlp, ModelSpec, Moe
 
+pytestmark = pytest.mark.slow
+
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 SHAPE = (2, 16)
 MLA = MlaAttention(

@@ -282,6 +282,7 @@ def test_generation_from_the_cache_equals_the_whole_sequence(absorb: bool) -> No
     assert cache.nbytes() == 2 * 64 * spec.num_layers * 8 * (64 + 16 + 32)
 
 
+@pytest.mark.slow
 def test_a_small_model_trains_and_its_indexers_come_nearer() -> None:
     spec = _mini(top_k=12)
     torch.manual_seed(0)

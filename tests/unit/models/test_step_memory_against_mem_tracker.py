@@ -28,6 +28,8 @@ from flopwright.spec.parameters import EMBEDDING_LAYER
 from flopwright.spec.scenario import Scenario
 from flopwright.spec.workload import Precision
 
+pytestmark = pytest.mark.slow
+
 SCENARIO = load_scenario("kimi_k2_mini_2cpu_fp32")
 CPU = torch.device("cpu")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -32,6 +32,8 @@ from flopwright.spec.load import load_model, load_scenario
 from flopwright.spec.parameters import num_params
 from flopwright.spec.scenario import Scenario, SearchSpace
 
+pytestmark = pytest.mark.slow
+
 MINI = load_scenario("kimi_k2_mini_2cpu_fp32")
 MEANS = Means(calibration=default_calibration(MINI.cluster.node.gpu))
 DAY_S = 86_400.0

@@ -68,6 +68,7 @@ def test_a_worse_plan_of_the_same_run_is_behind_and_says_what_is_better(
     assert "recomput" in found.better[0].reason
 
 
+@pytest.mark.slow
 def test_a_split_that_does_not_fit_is_judged_with_what_it_must_have_recomputed(
     runs: tuple[PublishedRun, ...],
 ) -> None:

@@ -44,6 +44,7 @@ def test_counts_equal_the_published_files() -> None:
     assert parts["framework nemo"] == frameworks["nemo"]
 
 
+@pytest.mark.slow
 def test_tested_means_runs_that_share_all_of_it() -> None:
     found = _llama_on_h100()
     by_hand = {

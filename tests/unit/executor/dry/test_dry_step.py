@@ -21,6 +21,8 @@ from flopwright.simulator.training import step_calls
 from flopwright.simulator.training.rank_step import rank_step
 from flopwright.spec.load import dump_yaml, load_model, load_scenario, make_plan_file
 
+pytestmark = pytest.mark.slow
+
 SCENARIO = load_scenario("kimi_k2_pretrain_2048gpu_h800_bf16")
 LAYERS = {"kimi_k2": 5, "llama31_405b": 6, "deepseek_v32": 5, "deepseek_v3_mtp": 4}
 

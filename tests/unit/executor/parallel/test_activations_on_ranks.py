@@ -20,6 +20,8 @@ from flopwright.simulator.training.layers import kind_of
 from flopwright.simulator.training.recompute import Policy, kept
 from flopwright.spec.cluster import DTYPE_BYTES
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(checks.__file__)
 Rank = dict[str, dict[str, Any]]
 # A backward that is whole lets go of everything; a split one keeps what weights wait for.

@@ -48,6 +48,7 @@ def _cluster(
     return ClusterSpec.model_validate(data | extra)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     gpus=st.sampled_from([2, 4, 8]),

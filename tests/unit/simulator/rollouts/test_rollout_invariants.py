@@ -32,6 +32,8 @@ from flopwright.spec.rollout import (
     Throttle,
 )
 
+pytestmark = pytest.mark.slow
+
 LATENCY_ONLY = DecodeStep(per_step="1 s")  # seconds are tokens
 LINEAR = DecodeStep(per_step="20 ms", per_attempt="1 ms", per_context_token="2 us")
 

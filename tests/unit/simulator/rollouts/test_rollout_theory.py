@@ -28,6 +28,8 @@ from flopwright.spec.rollout import (
     WeightSync,
 )
 
+pytestmark = pytest.mark.slow
+
 MEAN = 1_000_000  # long attempts: rounding to whole tokens does not show
 EXPONENTIAL = ExponentialLengths(mean=MEAN)
 LATENCY_ONLY = DecodeStep(per_step="1 s")  # seconds are tokens

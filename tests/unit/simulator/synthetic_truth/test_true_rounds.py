@@ -26,6 +26,8 @@ from flopwright.simulator.calibration.fit_rounds import (
 from flopwright.simulator.rollouts.rounds import simulate
 from flopwright.spec.rollouts.scenario import RolloutScenario
 
+pytestmark = pytest.mark.slow
+
 Array = NDArray[np.float64]
 STATED = 0.8
 

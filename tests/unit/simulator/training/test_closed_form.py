@@ -178,6 +178,7 @@ def priced(draw: st.DrawFn) -> tuple[Any, ...]:
     return plan, m, f, b, hop, b * draw(st.sampled_from([0.3, 0.5, 0.6]))
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(priced())
 def test_the_closed_form_is_a_bound_and_a_close_one(case: tuple[Any, ...]) -> None:
